@@ -1,0 +1,35 @@
+# `make run` and `make test` do everything on a fresh machine. The rest is for those who work on Caisson.
+RUN ?= examples/clinical_records/run.json
+SCENARIO ?= examples/clinical_records/scenario.yaml
+
+.PHONY: run test check format dev clean
+
+run: ## start the dev stack, do one run (RUN=file.json), show it live, stop the stack
+	@scripts/setup.sh run
+	@.venv/bin/caisson dev --run "$(RUN)" --scenario "$(SCENARIO)"
+
+test: ## everything that must hold: format, lint, types, tests
+	@scripts/setup.sh dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy .
+	.venv/bin/pytest
+
+dev: ## start the dev stack and leave it running
+	@scripts/setup.sh run
+	@.venv/bin/caisson dev
+
+check: ## the quick half of `make test`
+	@scripts/setup.sh dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy .
+	.venv/bin/pytest tests/unit
+
+format:
+	@scripts/setup.sh dev
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean: ## remove the virtual environment and the dev stack's state
+	rm -rf .venv .caisson build *.egg-info

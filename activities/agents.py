@@ -1,0 +1,182 @@
+"""Agents: reading them from the agent directory, resolving one for a run, and giving it to activities by reference."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from pydantic import ValidationError
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.model.prices import PriceTable
+from activities.store.blobs import BlobStore
+from activities.tools.definitions import compose_instructions, uses_sandbox
+from contracts.activity_names import PREPARE_RUN, ErrorType
+from contracts.agent import ActivityTool, AgentSpec, ShellTool
+from contracts.base import BadInput, contract_digest, explain
+from contracts.blob import BlobRef
+from contracts.prepare import ActivityRoute, PrepareRunInput, PrepareRunResult, ResolvedAgent, RunPlan
+from contracts.run import RunInput
+
+
+class AgentDirectory:
+    """Named agents: one YAML file `<name>.yaml` each."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def names(self) -> list[str]:
+        """Return the names of all agents, sorted."""
+        return sorted(path.stem for path in self._root.glob("*.yaml")) if self._root.is_dir() else []
+
+    def load(self, name: str) -> AgentSpec:
+        """Read an agent. Raises BadInput naming the file and field, or the names there are."""
+        path = self._root / f"{name}.yaml"
+        if name not in self.names():
+            known = ", ".join(self.names()) or "none"
+            raise BadInput(
+                f"agent: no agent is named {name!r} in {self._root} (there: {known}); correct the name or add {path.name}"
+            )
+        try:
+            raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"agent {name!r}: {path} cannot be read: {error}") from error
+        except yaml.YAMLError as error:
+            raise BadInput(f"agent {name!r}: {path} is not YAML: {error}") from error
+        if not isinstance(raw, dict):
+            raise BadInput(f"agent {name!r}: {path} must hold a mapping of the fields of an agent spec")
+        if raw.setdefault("name", name) != name:
+            raise BadInput(f"agent {name!r}: {path} says name: {raw['name']!r}; the file and the agent must have one name")
+        try:
+            return AgentSpec.model_validate(raw)
+        except ValidationError as error:
+            raise BadInput(explain(error, f"agent {name!r} ({path})")) from error
+
+
+def resolve(request: RunInput, directory: AgentDirectory, default_model: str) -> ResolvedAgent:
+    """Decide everything about a run's agent: the named or inline spec, with the run's overrides, and the model."""
+    spec = directory.load(request.agent) if isinstance(request.agent, str) else (request.agent or AgentSpec())
+    names = ("manifest", "budget", "approvals", "sandbox", "output_schema")
+    overrides = {name: value for name in names if (value := getattr(request, name)) is not None}
+    try:
+        # Validated again, because a rule may bind two fields of which only one was overridden.
+        spec = AgentSpec.model_validate({**spec.model_dump(), **{n: _plain(v) for n, v in overrides.items()}})
+    except ValidationError as error:
+        raise BadInput(explain(error, "the agent with this run's overrides")) from error
+    _check_schema("output_schema", spec.output_schema)
+    for tool in spec.tools:
+        if isinstance(tool, ActivityTool):
+            _check_schema(f"tools.{tool.name}.parameters", tool.parameters)
+            if tool.parameters.get("type") != "object":
+                raise BadInput(f"tools.{tool.name}.parameters: must describe an object (type: object); arguments are always one")
+    model = request.model or spec.model or default_model
+    return ResolvedAgent(spec=spec, model=model, instructions=compose_instructions(spec))
+
+
+def _plain(value: object) -> object:
+    return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+def _check_schema(field: str, schema: Mapping[str, object] | None) -> None:
+    if schema is None:
+        return
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        where = ".".join(map(str, error.absolute_path))
+        raise BadInput(f"{field}: not a JSON Schema (2020-12): {where + ': ' if where else ''}{error.message[:300]}") from error
+    remote = next((ref for ref in _references(schema) if not ref.startswith("#")), None)
+    if remote is not None:
+        raise BadInput(f"{field}: $ref {remote!r} leads outside the schema; write what it stands for into $defs")
+
+
+def _references(value: object) -> list[str]:
+    if isinstance(value, list):
+        return [ref for part in value for ref in _references(part)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+    return own + [ref for part in value.values() for ref in _references(part)]
+
+
+class AgentReader:
+    """Reads resolved agents from the store; the last ones stay in memory, since every step needs its own."""
+
+    def __init__(self, blobs: BlobStore, capacity: int = 256) -> None:
+        self._blobs = blobs
+        self._capacity = capacity
+        self._cache: OrderedDict[str, ResolvedAgent] = OrderedDict()
+
+    async def get(self, ref: BlobRef) -> ResolvedAgent:
+        """Return the agent that a run resolved."""
+        if ref.digest not in self._cache:
+            self._cache[ref.digest] = ResolvedAgent.model_validate(json.loads(await self._blobs.get(ref)))
+        self._cache.move_to_end(ref.digest)
+        while len(self._cache) > self._capacity:
+            self._cache.popitem(last=False)
+        return self._cache[ref.digest]
+
+
+class PrepareActivities:
+    """What happens before a run spends anything."""
+
+    def __init__(self, directory: AgentDirectory, blobs: BlobStore, prices: PriceTable, default_model: str) -> None:
+        self._directory = directory
+        self._blobs = blobs
+        self._prices = prices
+        self._default_model = default_model
+
+    @activity.defn(name=PREPARE_RUN.name)
+    async def prepare_run(self, given: PrepareRunInput) -> PrepareRunResult:
+        """Resolve and store the agent and the task. Raises ApplicationError `BadInput`, never retried."""
+        try:
+            agent = resolve(given.request, self._directory, self._default_model)
+            price_known = self._prices.of(agent.model) is not None
+            if agent.spec.budget.cost_usd is not None and not price_known:
+                raise BadInput(
+                    f"budget.cost_usd: the price of model {agent.model!r} is unknown, so this limit could not be kept; "
+                    "add the model to the price table, or limit budget.tokens instead"
+                )
+        except BadInput as error:
+            raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from error
+        return PrepareRunResult(
+            agent=await self._blobs.put_json(agent.model_dump(mode="json")),
+            agent_digest=contract_digest(agent.spec),
+            agent_name=agent.spec.name,
+            model=agent.model,
+            plan=plan_of(agent.spec),
+            task=await self._blobs.put_text(given.request.task),
+            price_known=price_known,
+        )
+
+
+def plan_of(spec: AgentSpec) -> RunPlan:
+    """Return what the workflow must know of an agent."""
+    return RunPlan(
+        budget=spec.budget,
+        approvals=spec.approvals,
+        sandbox=spec.sandbox,
+        needs_sandbox=uses_sandbox(spec),
+        has_entries=bool(spec.manifest.entries),
+        has_schema=spec.output_schema is not None,
+        environment=spec.manifest.environment,
+        outputs=spec.manifest.outputs,
+        model_seconds=spec.model_settings.timeout_seconds,
+        shell_seconds=max((tool.max_timeout_seconds for tool in spec.tools if isinstance(tool, ShellTool)), default=60),
+        activity_tools={
+            tool.name: ActivityRoute(
+                activity=tool.activity,
+                task_queue=tool.task_queue,
+                timeout_seconds=tool.timeout_seconds,
+                max_attempts=tool.max_attempts,
+            )
+            for tool in spec.tools
+            if isinstance(tool, ActivityTool)
+        },
+    )

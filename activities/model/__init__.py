@@ -1,0 +1,1 @@
+"""Calling the model: the transcript, the request, the reply, and what its errors mean."""

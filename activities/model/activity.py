@@ -1,0 +1,138 @@
+"""The `call_model` activity: one model call, appended to the transcript, the same however often it is retried."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from openai import AsyncOpenAI
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.agents import AgentReader
+from activities.heartbeat import Beat, beating
+from activities.model.calls import read_calls, unique_call_ids
+from activities.model.client import Answer, ask_in_background, ask_streaming
+from activities.model.errors import translate
+from activities.model.prices import PriceTable
+from activities.model.request import Reply, build_request, read_reply
+from activities.model.transcript import Entry, Item, Origin, TranscriptStore
+from activities.store.blobs import BlobStore
+from activities.tools.definitions import definitions
+from contracts.activity_names import CALL_MODEL
+from contracts.model import CallModelInput, CallModelResult, NewItem, NoteItem, ToolOutputItem, UserItem
+from contracts.prepare import ResolvedAgent
+
+_ANSWER_INLINE = 32 * 1024
+"""Bytes of an answer's text carried inline: a result is read by people and services without the store where that is possible."""
+
+
+class ModelActivities:
+    """Holds the model key (inside the SDK's client) and nothing that runs model-written code."""
+
+    def __init__(self, client: AsyncOpenAI, blobs: BlobStore, prices: PriceTable) -> None:
+        self._client = client
+        self._blobs = blobs
+        self._prices = prices
+        self._agents = AgentReader(blobs)
+        self._transcripts = TranscriptStore(blobs)
+
+    @activity.defn(name=CALL_MODEL.name)
+    async def call_model(self, call: CallModelInput) -> CallModelResult:
+        """Ask the model, append its answer, and return what it wants.
+
+        The result is recorded under the call's key before it is returned: a retry after that returns the record and asks nothing.
+        Raises ApplicationError `ModelUnavailable` (retried) or `ModelStopped`.
+        """
+        async with beating() as beat:
+            recorded = await self._blobs.get_record(f"model-call/{call.key}")
+            if recorded is None:
+                result = await self._call(call, beat)
+                recorded = await self._blobs.put_record(f"model-call/{call.key}", result.model_dump(mode="json"))
+            return CallModelResult.model_validate(recorded)
+
+    async def _call(self, call: CallModelInput, beat: Beat) -> CallModelResult:
+        agent = await self._agents.get(call.agent)
+        entries = await self._transcripts.load(call.head)
+        new = tuple([await self._entry(item, call.step) for item in call.items])
+        request = build_request(agent, (*entries, *new), call.run_id, call.step)
+        started = time.monotonic()
+        answer = await self._ask(agent, request, call.key, beat)
+        seconds = time.monotonic() - started
+        reply = read_reply(answer.response)
+        output, repeated = unique_call_ids(reply.output, _call_ids(entries))
+        usage = reply.usage.model_copy(update={"cost_usd": self._prices.cost(agent.model, reply.usage)})
+        head = await self._transcripts.append(
+            call.head,
+            (*new, *(Entry(call.step, "model", item) for item in output)),
+            {
+                "step": call.step,
+                "response_id": reply.id,
+                "model": reply.model,
+                "finish": reply.finish,
+                "usage": usage.model_dump(mode="json"),
+                "label": answer.label,
+            },
+        )
+        return CallModelResult(
+            head=head,
+            items_total=len(entries) + len(new) + len(output),
+            response_id=reply.id,
+            finish=reply.finish,
+            incomplete_reason=reply.incomplete_reason,
+            text=await self._blobs.put_text(reply.text, _ANSWER_INLINE) if reply.text else None,
+            calls=await read_calls(output, definitions(agent.spec), repeated, self._blobs),
+            usage=usage,
+            seconds=round(seconds, 3),
+            schema_fault=_schema_fault(agent, reply),
+            model=reply.model,
+            model_label=answer.label,
+        )
+
+    async def _ask(self, agent: ResolvedAgent, request: dict[str, Any], key: str, beat: Beat) -> Answer:
+        settings = agent.spec.model_settings
+        try:
+            if settings.background:
+                return await ask_in_background(self._client, request, key, settings.timeout_seconds, beat, self._blobs)
+            return await ask_streaming(self._client, request, key, settings.timeout_seconds, beat)
+        except ApplicationError:
+            raise
+        except Exception as error:
+            raise translate(error) from error
+
+    async def _entry(self, item: NewItem, step: int) -> Entry:
+        match item:
+            case ToolOutputItem():
+                output = await self._blobs.get_text(item.output)
+                return Entry(step, "tool", {"type": "function_call_output", "call_id": item.call_id, "output": output})
+            case UserItem():
+                return await self._message(step, "user", "user", item)
+            case NoteItem():
+                return await self._message(step, "note", "developer", item)
+
+    async def _message(self, step: int, origin: Origin, role: str, item: UserItem | NoteItem) -> Entry:
+        content = [{"type": "input_text", "text": await self._blobs.get_text(item.text)}]
+        return Entry(step, origin, {"type": "message", "role": role, "content": content})
+
+
+def _call_ids(entries: Sequence[Entry]) -> set[str]:
+    return {str(e.item["call_id"]) for e in entries if e.origin == "model" and "call_id" in e.item}
+
+
+def _schema_fault(agent: ResolvedAgent, reply: Reply) -> str | None:
+    """Say why a final answer does not satisfy the agent's output schema, or None when it does or there is none."""
+    schema = agent.spec.output_schema
+    if schema is None or reply.finish != "final":
+        return None
+    try:
+        value: Item = json.loads(reply.text)
+    except json.JSONDecodeError as error:
+        return f"the answer is not JSON: {error.msg} at character {error.pos}"
+    faults = sorted(Draft202012Validator(schema).iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
+    if not faults:
+        return None
+    told = [f"{'.'.join(map(str, fault.absolute_path)) or 'the answer'}: {fault.message[:300]}" for fault in faults[:5]]
+    return "; ".join(told) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")

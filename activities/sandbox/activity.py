@@ -1,0 +1,157 @@
+"""The activities of a sandbox worker: making and ending a sandbox, and the tools that work in one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from temporalio import activity
+
+from activities.agents import AgentReader
+from activities.heartbeat import Beat, beating
+from activities.sandbox.output import decode, render
+from activities.sandbox.port import Command, FileFault, Sandbox, SandboxError
+from activities.sandbox.registry import ProviderRegistry, translate
+from activities.store.blobs import BlobStore
+from activities.tools.patch_activity import patch_workspace
+from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, OPEN_SANDBOX, RUN_SHELL, Queues
+from contracts.agent import ShellTool
+from contracts.model import ToolCallInput, ToolCallResult
+from contracts.sandbox import (
+    CloseSandboxInput,
+    CloseSandboxResult,
+    JobState,
+    OpenSandboxInput,
+    OpenSandboxResult,
+    SandboxRef,
+)
+
+_KEPT = 8 << 20
+"""Bytes of each stream that are kept for the model to read in a file when they are too many for its context."""
+_PROGRESS_SECONDS = 1.0
+_TAIL = 2000
+
+
+@contextlib.asynccontextmanager
+async def sandbox_errors() -> AsyncIterator[None]:
+    """Translate sandbox failures, once, into what Temporal acts on."""
+    try:
+        yield
+    except SandboxError as error:
+        raise translate(error) from error
+
+
+class SandboxActivities:
+    """Works in sandboxes; holds no model key and no store credential but the blob store's."""
+
+    def __init__(self, providers: ProviderRegistry, blobs: BlobStore, queues: Queues, host: str) -> None:
+        self._providers = providers
+        self._blobs = blobs
+        self._queues = queues
+        self._host = host
+        self._agents = AgentReader(blobs)
+
+    @activity.defn(name=OPEN_SANDBOX.name)
+    async def open_sandbox(self, wanted: OpenSandboxInput) -> OpenSandboxResult:
+        """Make the run's sandbox, or find the one that an earlier attempt made."""
+        async with beating(), sandbox_errors():
+            provider = self._providers.get(wanted.spec.provider)
+            queue = self._queues.sandbox_host(self._host) if provider.capabilities.host_bound else self._queues.sandbox
+            ref = await provider.create(
+                wanted.spec,
+                wanted.key,
+                environment=wanted.environment,
+                labels={"caisson_run": wanted.run_id},
+                queue=queue,
+            )
+            return OpenSandboxResult(sandbox=ref)
+
+    @activity.defn(name=CLOSE_SANDBOX.name)
+    async def close_sandbox(self, closing: CloseSandboxInput) -> CloseSandboxResult:
+        """End the sandbox and everything in it."""
+        async with beating(), sandbox_errors():
+            await self._providers.get(closing.sandbox.provider).kill(closing.sandbox)
+            return CloseSandboxResult()
+
+    @activity.defn(name=RUN_SHELL.name)
+    async def run_shell(self, given: ToolCallInput) -> ToolCallResult:
+        """Run one command to its end. A retry finds the command that an earlier attempt started."""
+        async with beating() as beat, sandbox_errors():
+            tool, arguments = await self._shell(given)
+            sandbox = await self._attach(given.sandbox)
+            timeout = min(float(arguments.get("timeout_seconds") or tool.timeout_seconds), tool.max_timeout_seconds)
+            command = Command(
+                job_id=given.job_id,
+                argv=("bash", "-c", arguments["command"]),
+                timeout=timeout,
+                output_limit=_KEPT,
+            )
+            async with _watched(sandbox, command.job_id, beat):
+                result = await sandbox.exec(command)
+            spilled = None
+            if result.stdout_bytes + result.stderr_bytes > tool.output_bytes:
+                spilled = f"/tmp/output/step-{given.step}-{given.job_id.rpartition('/')[2]}.txt"  # noqa: S108 - the sandbox's own
+                # A full disk in the sandbox loses the whole text, never the command's result.
+                try:
+                    await sandbox.write(spilled, result.stdout + result.stderr)
+                except FileFault:
+                    spilled = None
+            text = render(result, timeout, tool.output_bytes, spilled)
+            failed = result.state is not JobState.EXITED or result.exit_code != 0
+            return ToolCallResult(
+                output=await self._blobs.put_text(text),
+                summary=f"{given.call.summary} → {text.splitlines()[0]}"[:200],
+                failed=failed,
+            )
+
+    @activity.defn(name=APPLY_PATCH.name)
+    async def apply_patch(self, given: ToolCallInput) -> ToolCallResult:
+        """Apply one patch to the workspace: all of it, or nothing."""
+        async with beating(), sandbox_errors():
+            patch = json.loads(await self._blobs.get_text(given.call.arguments))["patch"]
+            sandbox = await self._attach(given.sandbox)
+            text, failed = await patch_workspace(sandbox, self._blobs, given.job_id, patch)
+            return ToolCallResult(output=await self._blobs.put_text(text), summary=given.call.summary, failed=failed)
+
+    async def _attach(self, ref: SandboxRef) -> Sandbox:
+        return await self._providers.attach(ref)
+
+    async def _shell(self, given: ToolCallInput) -> tuple[ShellTool, dict[str, Any]]:
+        agent = await self._agents.get(given.agent)
+        tool = next((tool for tool in agent.spec.tools if isinstance(tool, ShellTool)), ShellTool())
+        return tool, json.loads(await self._blobs.get_text(given.call.arguments))
+
+
+@contextlib.asynccontextmanager
+async def _watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[None]:
+    """Tell the heartbeat how the job stands while the block waits for it, and end the job when a person stops the run."""
+
+    async def follow() -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            # A sandbox that fails here fails the wait beside it too, with the error that counts.
+            with contextlib.suppress(SandboxError):
+                progress = await sandbox.progress(job_id)
+                if progress is not None:
+                    beat.details = {
+                        "running_seconds": round(progress.running_seconds, 1),
+                        "stdout_bytes": progress.stdout_bytes,
+                        "stderr_bytes": progress.stderr_bytes,
+                        "tail": decode((progress.stdout_tail + progress.stderr_tail)[-_TAIL:]),
+                    }
+
+    follower = asyncio.create_task(follow())
+    try:
+        yield
+    except asyncio.CancelledError:
+        # The shutdown of a worker leaves the command running for the next one to find.
+        if not activity.is_worker_shutdown():
+            await sandbox.kill_job(job_id)
+        raise
+    finally:
+        follower.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await follower

@@ -1,0 +1,178 @@
+"""The sandbox port: what every provider offers, and the four ways a sandbox itself can fail.
+
+"The command failed" is a result; "the sandbox failed" is an exception:
+
+    SandboxError
+    ├── SandboxGone         it will never answer again: make a new one and rehydrate
+    ├── SandboxUnavailable  it may answer later: retry
+    ├── SandboxQuota        the provider refuses to give more: stop and say so
+    ├── SandboxAuth         the provider refuses the credential: stop and say so
+    └── BadSandboxSpec      the provider cannot do what was asked: stop and name the field
+
+A provider keeps its SDK's own retries low (Temporal retries) and translates foreign errors once, in its own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from contracts.sandbox import WORKSPACE, JobResult, SandboxRef, SandboxSpec
+
+
+class SandboxError(Exception):
+    """The sandbox, not the command in it, failed."""
+
+
+class SandboxGone(SandboxError):
+    """The sandbox ended and will not come back."""
+
+
+class SandboxUnavailable(SandboxError):
+    """The sandbox cannot be reached now."""
+
+
+class SandboxQuota(SandboxError):
+    """The provider's limit on sandboxes or their size is reached."""
+
+
+class SandboxAuth(SandboxError):
+    """The provider refused the credential."""
+
+
+class BadSandboxSpec(SandboxError):
+    """The provider cannot give what the spec asks for."""
+
+
+class FileFault(Exception):
+    """A path in the sandbox cannot be read or written as asked; the message names it. Not a fault of the sandbox."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a provider can do."""
+
+    host_bound: bool
+    """Its sandboxes belong to one host, so their activities go to that host's task queue."""
+    native_jobs: bool
+    """Commands survive the caller and can be found again by job id without the portable wrapper."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to run: a job with an id, so that a caller that comes back finds it instead of starting it again.
+
+    `timeout` is in seconds, enforced inside the sandbox on the whole process tree (TERM, then KILL after two seconds).
+    `output_limit` is how many bytes of each stream the result carries; the middle of longer output is left out.
+    """
+
+    job_id: str
+    argv: Sequence[str]
+    cwd: str = WORKSPACE
+    env: Mapping[str, str] | None = None
+    stdin: bytes | None = None
+    timeout: float = 120.0
+    output_limit: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How a running command stands: the last bytes of each stream, and the true totals so far."""
+
+    stdout_tail: bytes
+    stderr_tail: bytes
+    stdout_bytes: int
+    stderr_bytes: int
+    running_seconds: float
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One change of a file: new content and mode, or `data=None` to remove the file.
+
+    Parent directories are made as needed. `path` is relative to the workspace, in its normal form.
+    """
+
+    path: str
+    data: bytes | None
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class FileView:
+    """What stands at a workspace path, the last part not followed if it is a link.
+
+    `kind` is one of missing, file, directory, symlink, other; `data` is a regular file's content, or None when it is longer
+    than the limit of the look; `target` is a link's text.
+    """
+
+    kind: str
+    mode: int = 0
+    size: int = 0
+    data: bytes | None = None
+    target: str | None = None
+
+
+class Sandbox(Protocol):
+    """One living sandbox. Every method raises SandboxGone or SandboxUnavailable when the sandbox fails."""
+
+    @property
+    def ref(self) -> SandboxRef:
+        """The serialisable handle."""
+
+    async def exec(self, command: Command) -> JobResult:
+        """Run `command` to its end and return how it ended.
+
+        A job id that was already started is not started again: a running one is waited for, a finished one gives its recorded
+        result. Cancelling the call leaves the command running; `kill_job` ends it. Children it leaves in the background go
+        on after the call and end with the sandbox.
+        """
+
+    async def progress(self, job_id: str) -> JobProgress | None:
+        """Return how a running job stands, or None when it is not running."""
+
+    async def kill_job(self, job_id: str) -> None:
+        """End a job's whole process tree (TERM, then KILL) and return when it is dead. An unknown job is no error."""
+
+    def read(self, path: str) -> AsyncIterator[bytes]:
+        """Stream a regular file. `path` is absolute inside the sandbox or relative to the workspace. Raises FileFault."""
+
+    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Write a whole file atomically, making its parent directories. Raises FileFault."""
+
+    async def look(self, paths: Sequence[str], max_bytes: int) -> dict[str, FileView]:
+        """Look at many workspace paths in one call, each regular file up to `max_bytes` with its content."""
+
+    async def change(self, changes: Sequence[FileChange]) -> None:
+        """Make all `changes`, or none: new content is written beside the old and moved into place last. Raises FileFault.
+
+        Making the same changes twice gives the same files, so that an interrupted call may be repeated.
+        """
+
+    async def walk(self, path: str) -> list[tuple[str, FileView]]:
+        """List everything below a workspace path, (path, view without data) sorted by path; links are not followed."""
+
+    async def extend(self, seconds: float) -> None:
+        """Keep the sandbox alive for `seconds` more, where the provider has a lifetime; else nothing."""
+
+
+class SandboxProvider(Protocol):
+    """Makes, finds and ends sandboxes of one kind."""
+
+    name: str
+    capabilities: Capabilities
+
+    async def create(
+        self, spec: SandboxSpec, key: str, *, environment: Mapping[str, str], labels: Mapping[str, str], queue: str
+    ) -> SandboxRef:
+        """Make a sandbox with an empty workspace. The same `key` gives the same sandbox while it lives."""
+
+    async def attach(self, ref: SandboxRef) -> Sandbox:
+        """Reach a living sandbox and check its nonce. Raises SandboxGone when it is not the one `ref` means."""
+
+    async def kill(self, ref: SandboxRef) -> None:
+        """End a sandbox and remove all of it. Ending one that is gone is no error."""
+
+    async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
+        """List living sandboxes that carry all `labels`."""

@@ -1,0 +1,260 @@
+"""The supervisor of one job inside a local sandbox: starts the command, keeps its output, enforces its end.
+
+Runs in its own process, a child of init and the subreaper of everything the command starts, so that whatever the command
+leaves (also after setsid or a double fork) is found below it and can be ended. It goes on when the worker is gone.
+Runs inside the sandbox only: Python 3.9, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import time
+
+from activities.sandbox.providers.local_process import below, process_table, send_signal, sweep
+from activities.sandbox.providers.local_wire import HEAD, RING, TOTAL, TOTAL_AT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+
+    from activities.sandbox.providers.local_wire import Request
+
+TERM_GRACE = 2.0
+"""Seconds between TERM and KILL."""
+DRAIN_GRACE = 0.1
+"""Seconds to wait for late output after the command ended while a background child keeps its pipe open."""
+SWEEP_PAUSE = 0.02
+PIPE_SIZE = 1 << 20
+F_SETPIPE_SZ = 1031
+"""From linux/fcntl.h; the fcntl module names it only from Python 3.10."""
+DONE = b"d"
+KILL = b"k"
+
+LIMITS = (
+    (resource.RLIMIT_CORE, 0, 0),
+    (resource.RLIMIT_NOFILE, 4096, 65536),
+    (resource.RLIMIT_NPROC, 4096, 4096),
+)
+"""(limit, soft, hard) of every command; the limits of the sandbox as a whole belong to its cgroup."""
+
+
+class Stream:
+    """One output stream: a pipe from the command, a stream file (see local_wire) on the host, and the true total."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self.total = 0
+        self.open = True
+        self.pipe, self.writer = os.pipe()
+        os.set_blocking(self.pipe, False)
+        with contextlib.suppress(OSError):  # a user with many big pipes gets small ones, which work, only slower
+            fcntl.fcntl(self.pipe, F_SETPIPE_SZ, PIPE_SIZE)
+
+    def pump(self, keep: bool) -> None:
+        """Take what the pipe holds now, at most a few pipes full, so that a flood cannot hold up the clock."""
+        for _ in range(8):
+            try:
+                data = os.read(self.pipe, PIPE_SIZE)
+            except BlockingIOError:
+                return
+            if not data:
+                self.open = False
+                os.close(self.pipe)
+                return
+            if keep:
+                self._store(memoryview(data))
+
+    def _store(self, data: memoryview) -> None:
+        start = self.total
+        self.total += len(data)
+        try:
+            if start < HEAD:
+                os.pwrite(self.file, data[: HEAD - start], start)
+                data = data[HEAD - start :]
+            if data:
+                data = data[-RING:]
+                at = (self.total - len(data) - HEAD) % RING
+                os.pwrite(self.file, data[: RING - at], HEAD + at)
+                os.pwrite(self.file, data[RING - at :], HEAD)
+                os.pwrite(self.file, TOTAL.pack(self.total), TOTAL_AT)
+        except OSError:
+            pass  # a full disk costs the output, which is still counted, and not the command
+
+
+def start(request: Request, environment: dict[str, str], stdin: int, stdout: int, stderr: int) -> int:
+    """Fork the command of `request` into its own session and return its pid. A fault is told as a shell would tell it."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 126
+    try:
+        os.setsid()
+        os.umask(0o022)
+        for number in signal.valid_signals():
+            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        for standard, fd in enumerate((stdin, stdout, stderr)):
+            os.dup2(fd, standard)
+        for limit, soft, hard in LIMITS:
+            ceiling = resource.getrlimit(limit)[1]
+            hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
+            resource.setrlimit(limit, (min(soft, hard), hard))
+        try:
+            os.chdir(request["cwd"])
+        except OSError as error:
+            raise OSError(error.errno, f"cannot start in {request['cwd']}: {os.strerror(error.errno or 0)}") from error
+        program = request["argv"][0]
+        try:
+            os.execvpe(program, request["argv"], environment)  # noqa: S606 - no shell is meant
+        except FileNotFoundError as error:
+            code = 127
+            reason = "No such file or directory" if "/" in program else "command not found"
+            raise OSError(error.errno, f"{program}: {reason}") from error
+        except OSError as error:
+            raise OSError(error.errno, f"{program}: {os.strerror(error.errno or 0)}") from error
+    except OSError as error:
+        os.write(2, f"caisson: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+    except (ValueError, IndexError) as error:  # a NUL byte, a lone surrogate, an empty argument list
+        os.write(2, f"caisson: the command cannot be started: {error}\n".encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(code)
+
+
+class Supervisor:
+    """Runs one job. `files` are the host's stdout, stderr and exit files, `control` leads to init."""
+
+    def __init__(self, control: socket.socket, files: list[int]) -> None:
+        self.control = control
+        self.out, self.err = Stream(files[0]), Stream(files[1])
+        self.exit_file = files[2]
+        self.main = -1
+        self.status: int | None = None
+        self.ended_at = 0.0
+        self.recorded = False
+        self.alone = False
+        self.verdict = ""
+        self.kill_at: float | None = None
+        self._wakeup, self._waker = os.pipe()
+        for fd in (self._wakeup, self._waker):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def run(self, request: Request, environment: dict[str, str], stdin: int) -> None:
+        """Run the command and whatever it leaves, until no process of the job is left."""
+        self.started_at, self.began = time.time(), time.monotonic()
+        deadline = self.began + request["timeout"]
+        try:
+            self.main = start(request, environment, stdin, self.out.writer, self.err.writer)
+        except OSError as error:
+            os.write(self.err.writer, f"caisson: no process can be started: {error.strerror}\n".encode())
+            self.status, self.ended_at = 126 << 8, time.monotonic()
+        os.close(stdin)
+        for stream in (self.out, self.err):
+            os.close(stream.writer)
+        while not (self.alone and self.recorded):
+            self._wait(deadline)
+            self._reap()
+            now = time.monotonic()
+            if self.status is None and self.kill_at is None and now >= deadline:
+                self._end("timed_out")
+            if self.kill_at is not None and now >= self.kill_at and not self.alone:
+                sweep(self.tree)
+            if not self.recorded and self._is_over(now):
+                self._record()
+
+    def tree(self) -> list[int]:
+        """Return every process of this job."""
+        return below([os.getpid()], process_table())
+
+    def _is_over(self, now: float) -> bool:
+        if self.alone:
+            for stream in (self.out, self.err):
+                if stream.open:
+                    stream.pump(keep=True)
+            return True
+        if self.status is None or self.kill_at is not None:
+            return False
+        return not (self.out.open or self.err.open) or now >= self.ended_at + DRAIN_GRACE
+
+    def _wait(self, deadline: float) -> None:
+        now = time.monotonic()
+        if self.kill_at is not None:
+            until = max(self.kill_at, now + SWEEP_PAUSE)
+        elif self.status is None:
+            until = deadline
+        elif not self.recorded:
+            until = self.ended_at + DRAIN_GRACE
+        else:
+            until = None
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
+        streams = {stream.pipe: stream for stream in (self.out, self.err) if stream.open}
+        for pipe in streams:
+            poll.register(pipe, select.POLLIN)
+        # One poll takes at most 2^31 ms; a longer wait is simply begun again.
+        pause = None if until is None else min(max(0.0, until - now) * 1000 + 1, 1e9)
+        for fd, _ in poll.poll(pause):
+            if fd in streams:
+                streams[fd].pump(keep=not self.recorded)
+            elif fd == self._wakeup:
+                os.read(self._wakeup, 4096)
+            else:
+                message = self.control.recv(16)
+                if not message:
+                    os._exit(1)  # init is gone, and with it this whole sandbox
+                self._end("killed")
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.alone = True
+                return
+            if pid == 0:
+                return
+            if pid == self.main:
+                self.status, self.ended_at = status, time.monotonic()
+
+    def _end(self, verdict: str) -> None:
+        """Begin to end the whole tree: TERM now, KILL later. CONT, since a stopped process would sleep through TERM."""
+        if self.kill_at is not None:
+            return
+        self.kill_at = time.monotonic() + TERM_GRACE
+        if self.status is None:
+            self.verdict = verdict
+        for pid in self.tree():
+            send_signal(pid, signal.SIGTERM)
+            send_signal(pid, signal.SIGCONT)
+
+    def _record(self) -> None:
+        """Write how the job ended. What background children still write after this is read and dropped."""
+        status = 0 if self.status is None else self.status
+        signalled = os.WIFSIGNALED(status)
+        state = self.verdict or ("signalled" if signalled else "exited")
+        record = {
+            "state": state,
+            "exit_code": os.WEXITSTATUS(status) if state == "exited" else None,
+            "signal": os.WTERMSIG(status) if state == "signalled" else None,
+            "started_at": self.started_at,
+            "duration": (time.monotonic() if self.verdict else self.ended_at) - self.began,
+            "stdout_bytes": self.out.total,
+            "stderr_bytes": self.err.total,
+        }
+        os.pwrite(self.exit_file, json.dumps(record).encode() + b"\n", 0)
+        self.recorded = True
+        try:
+            self.control.send(DONE)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise

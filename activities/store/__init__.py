@@ -1,0 +1,1 @@
+"""The object store: where bytes live that are too large for history."""

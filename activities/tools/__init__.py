@@ -1,0 +1,1 @@
+"""The tools an agent can use: what the model is told of each, and what each does."""

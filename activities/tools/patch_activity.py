@@ -1,0 +1,49 @@
+"""Applying a patch to a sandbox's workspace, so that an interrupted application is finished and never half done."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from activities.sandbox.port import FileChange, FileFault, Sandbox
+from activities.store.blobs import BlobStore
+from activities.tools.patch_parse import PatchFault, parse_patch
+from activities.tools.patch_plan import paths_to_look_at, plan_patch
+from contracts.blob import BlobRef
+
+MAX_FILE_BYTES = 16 << 20
+"""The largest file that a patch may change."""
+
+
+async def patch_workspace(sandbox: Sandbox, blobs: BlobStore, job_id: str, patch: str) -> tuple[str, bool]:
+    """Apply `patch` and return what the model is told, and whether it failed.
+
+    The plan (every file's new content) is recorded before the first file changes. A retry finds it and makes the same changes
+    again, which gives the same files whatever the interrupted attempt had done.
+    """
+    name = f"patch/{job_id}"
+    recorded = await blobs.get_record(name)
+    if recorded is None:
+        try:
+            operations = parse_patch(patch)
+            views = await sandbox.look(paths_to_look_at(operations), MAX_FILE_BYTES)
+            plan = plan_patch(operations, views)
+        except PatchFault as fault:
+            return f"apply_patch: nothing was changed. {fault}", True
+        changes: list[JsonValue] = []
+        for change in plan.changes:
+            blob = None if change.data is None else (await blobs.put(change.data)).model_dump()
+            changes.append({"path": change.path, "blob": blob, "mode": change.mode})
+        recorded = await blobs.put_record(name, {"changes": changes, "summary": plan.summary})
+    record = cast("dict[str, Any]", recorded)
+    try:
+        await sandbox.change([await _change(blobs, change) for change in record["changes"]])
+    except FileFault as fault:
+        return f"apply_patch: nothing was changed. {fault}", True
+    return f"applied:\n{record['summary']}", False
+
+
+async def _change(blobs: BlobStore, change: dict[str, Any]) -> FileChange:
+    data = None if change["blob"] is None else await blobs.get(BlobRef.model_validate(change["blob"]))
+    return FileChange(path=change["path"], data=data, mode=change["mode"])

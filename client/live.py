@@ -1,0 +1,133 @@
+"""Following a run: what one look at it finds, and the loop that shows each look until the run ends.
+
+A look asks the server first, which knows whether the run is open and what its activities said last, and then the run itself, which
+needs a workflow worker. A worker or a server that is away is told, and waited for; the run goes on, or will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pydantic import JsonValue
+from rich.console import Console
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from client.sdk import RunHandle, RunNotFound, Unanswered
+from client.view import Glimpse, Running, view_for
+from contracts.run import RunResult, RunState, StatusReport, StepsPage, StepSummary
+
+_INTERVAL_SECONDS = 0.6
+_PATIENCE = timedelta(seconds=5)
+_LAST_LOOK = timedelta(seconds=3)
+_HOPELESS = frozenset({RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.INVALID_ARGUMENT})
+"""What the server says that waiting does not mend."""
+_STUCK_ATTEMPTS = 3
+
+
+async def follow_run(client: Client, run_id: str, console: Console) -> RunResult:
+    """Show a run on `console` until it ends, and return its result, also of a run that failed.
+
+    On a terminal the picture moves; else each change is a plain line. Cancelling this leaves the run alone and the terminal as it
+    was. Raises RunNotFound, and BadInput when the workers refused the run's input.
+    """
+    handle = RunHandle(client, run_id, patience=_PATIENCE)
+    shown = 0
+    with view_for(console, run_id) as view:
+        while True:
+            glimpse = await look(handle, shown)
+            shown = view.show(glimpse)
+            if not glimpse.open:
+                break
+            await asyncio.sleep(_INTERVAL_SECONDS)
+    return await RunHandle(client, run_id, patience=_LAST_LOOK).outcome()
+
+
+async def look(handle: RunHandle, after: int) -> Glimpse:
+    """Find how a run stands now, with the steps after number `after`. Raises RunNotFound, or RPCError when it is hopeless."""
+    temporal = handle.client.get_workflow_handle(handle.run_id)
+    try:
+        described = await temporal.describe(rpc_timeout=_PATIENCE)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            namespace = handle.client.namespace
+            raise RunNotFound(f"there is no run {handle.run_id!r} in namespace {namespace!r}; correct the id or the namespace") from error
+        if error.status in _HOPELESS:
+            raise
+        return Glimpse(open=True, trouble=f"Temporal cannot be reached ({error.message}); trying again")
+    is_open = described.status in (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW)
+    running = [await _running(handle.client, info) for info in described.raw_description.pending_activities]
+    report, page, trouble = await _ask(handle, after, described, is_open)
+    return Glimpse(
+        open=is_open,
+        report=report,
+        steps=_complete(report, page, is_open),
+        running=tuple(running),
+        trouble=trouble,
+    )
+
+
+async def _ask(
+    handle: RunHandle, after: int, described: WorkflowExecutionDescription, is_open: bool
+) -> tuple[StatusReport | None, StepsPage | None, str | None]:
+    if not is_open:
+        handle = RunHandle(handle.client, handle.run_id, patience=_LAST_LOOK)
+    try:
+        report = await handle.status()
+        page = await handle.steps(after) if report.step > after else None
+    except Unanswered as error:
+        return None, None, _no_answer(described, error) if is_open else None
+    except RPCError as error:
+        # The server said a moment ago that the run is there; whatever it says now, the next look tells.
+        return None, None, f"Temporal does not answer ({error.message}); trying again" if is_open else None
+    return report, page, None
+
+
+def _no_answer(described: WorkflowExecutionDescription, error: Unanswered) -> str:
+    attempt = described.raw_description.pending_workflow_task.attempt
+    if attempt >= _STUCK_ATTEMPTS:
+        return (
+            f"the workflow worker fails at this run (attempt {attempt} of its workflow task); see the worker's log, or the "
+            "run's page in the Web UI"
+        )
+    return f"waiting for a workflow worker on task queue {described.task_queue} (start one: caisson worker --role workflow)"
+
+
+def _complete(report: StatusReport | None, page: StepsPage | None, is_open: bool) -> tuple[StepSummary, ...]:
+    """The steps that will not change any more: while its tools run, the last step has no actions yet."""
+    if report is None or page is None:
+        return ()
+    over = not is_open or report.state is RunState.FINISHED
+    return tuple(step for step in page.steps if step.actions or step.step < report.step or over)
+
+
+async def _running(client: Client, info: PendingActivityInfo) -> Running:
+    details = await _details(client, info)
+    since = info.last_started_time.ToSeconds() if info.HasField("last_started_time") else 0
+    waiting_until = info.next_attempt_schedule_time.ToSeconds() if info.HasField("next_attempt_schedule_time") else 0
+    fault = info.last_failure.message if info.HasField("last_failure") else ""
+    seconds = details.get("running_seconds")
+    tail = details.get("tail")
+    return Running(
+        activity=info.activity_type.name,
+        # The clocks of server and terminal may differ a little; a negative time would only puzzle.
+        seconds=seconds if isinstance(seconds, int | float) else max(time.time() - since, 0) if since else None,
+        tail=tail if isinstance(tail, str) else "",
+        attempt=info.attempt,
+        fault=fault,
+        retry_in=max(waiting_until - time.time(), 0) if waiting_until else None,
+    )
+
+
+async def _details(client: Client, info: PendingActivityInfo) -> dict[str, JsonValue]:
+    """Decode what an activity's last heartbeat said."""
+    if not info.heartbeat_details.payloads:
+        return {}
+    decoded: Sequence[JsonValue] = await client.data_converter.decode(info.heartbeat_details.payloads)
+    first = decoded[0] if decoded else None
+    return first if isinstance(first, dict) else {}

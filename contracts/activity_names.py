@@ -1,0 +1,83 @@
+"""The activities by name and type, so that workflows can call them without importing them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from contracts.base import Contract
+from contracts.model import CallModelInput, CallModelResult, ToolCallInput, ToolCallResult
+from contracts.prepare import (
+    CollectOutputsInput,
+    CollectOutputsResult,
+    FetchManifestInput,
+    FetchManifestResult,
+    FillWorkspaceInput,
+    FillWorkspaceResult,
+    PrepareRunInput,
+    PrepareRunResult,
+)
+from contracts.sandbox import CloseSandboxInput, CloseSandboxResult, OpenSandboxInput, OpenSandboxResult
+
+Input = TypeVar("Input", bound=Contract)
+Result = TypeVar("Result", bound=Contract)
+
+
+@dataclass(frozen=True)
+class ActivityStub(Generic[Input, Result]):
+    """An activity's registered name with the types of its one argument and its result."""
+
+    name: str
+    input: type[Input]
+    result: type[Result]
+
+
+PREPARE_RUN = ActivityStub("prepare_run", PrepareRunInput, PrepareRunResult)
+CALL_MODEL = ActivityStub("call_model", CallModelInput, CallModelResult)
+FETCH_MANIFEST = ActivityStub("fetch_manifest", FetchManifestInput, FetchManifestResult)
+OPEN_SANDBOX = ActivityStub("open_sandbox", OpenSandboxInput, OpenSandboxResult)
+FILL_WORKSPACE = ActivityStub("fill_workspace", FillWorkspaceInput, FillWorkspaceResult)
+RUN_SHELL = ActivityStub("run_shell", ToolCallInput, ToolCallResult)
+APPLY_PATCH = ActivityStub("apply_patch", ToolCallInput, ToolCallResult)
+COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)
+CLOSE_SANDBOX = ActivityStub("close_sandbox", CloseSandboxInput, CloseSandboxResult)
+
+
+@dataclass(frozen=True)
+class Queues:
+    """Task queue names, all made from the one that runs are started on."""
+
+    workflow: str
+
+    @property
+    def model(self) -> str:
+        """Model calls: the only workers with a model key."""
+        return f"{self.workflow}-model"
+
+    @property
+    def tools(self) -> str:
+        """Harness work that reads the company's files and stores."""
+        return f"{self.workflow}-tools"
+
+    @property
+    def sandbox(self) -> str:
+        """Where any sandbox worker may make a sandbox."""
+        return f"{self.workflow}-sandbox"
+
+    def sandbox_host(self, host: str) -> str:
+        """Where one host's sandboxes are reached."""
+        return f"{self.workflow}-sandbox.{host}"
+
+
+class ErrorType:
+    """The `type` of every ApplicationError that Caisson raises, by which workflows and services tell them apart."""
+
+    BAD_INPUT = "BadInput"
+    MODEL_RETRY = "ModelUnavailable"
+    MODEL_STOP = "ModelStopped"
+    SANDBOX_GONE = "SandboxGone"
+    SANDBOX_UNAVAILABLE = "SandboxUnavailable"
+    SANDBOX_STOP = "SandboxRefused"
+    STORE = "StoreFault"
+    WORKER_SHUTDOWN = "WorkerShutdown"
+    RUN_FAILED = "RunFailed"

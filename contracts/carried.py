@@ -1,0 +1,47 @@
+"""What a run takes with it when it continues as new: its checkpoint, and what people have said to it meanwhile."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from contracts.base import Contract
+from contracts.blob import BlobRef
+from contracts.model import NewItem
+from contracts.prepare import PrepareRunResult
+from contracts.run import StepSummary
+from contracts.sandbox import SandboxRef
+from contracts.usage import Budget, Usage
+
+KEPT_STEPS = 30
+"""Step summaries kept for the `steps` query. Older steps are in the transcript."""
+
+
+class Counters(Contract):
+    """How often in this run the model's answer could not be used, by kind. Each kind has its bound."""
+
+    schema_faults: int = 0
+    empty_or_cut: int = 0
+    unknown_tools: int = 0
+
+
+class CarriedRun(Contract):
+    """The whole state of a run between two steps. Of constant size, however long the run."""
+
+    prepared: PrepareRunResult
+    budget: Budget = Field(description="with every extension that people gave")
+    head: BlobRef | None
+    items: tuple[NewItem, ...] = Field(description="what the next model call is given")
+    step: int
+    usage: Usage
+    started_at: datetime
+    sandbox: SandboxRef | None = None
+    sandbox_seconds: float = 0.0
+    messages: tuple[str, ...] = ()
+    paused_by: str | None = None
+    stopped_by: str | None = None
+    counters: Counters = Counters()
+    steps: tuple[StepSummary, ...] = ()
+    text: str = ""
+    model_label: str | None = None

@@ -1,0 +1,187 @@
+"""Runs: what starts one, what it answers, and what may be said to it while it works."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, JsonValue
+
+from contracts.agent import AgentName, AgentSpec, ApprovalPolicy
+from contracts.base import Contract
+from contracts.blob import BlobRef
+from contracts.manifest import Manifest
+from contracts.sandbox import SandboxRef, SandboxSpec
+from contracts.usage import Budget, Usage
+
+MAX_TASK = 256 * 1024
+MAX_MESSAGE = 64 * 1024
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty; say what is to be done")
+    return text
+
+
+class RunInput(Contract):
+    """What starts a run. Only `task` is required; the rest overrides what the agent says."""
+
+    task: Annotated[str, Field(max_length=MAX_TASK), AfterValidator(_not_blank)]
+    agent: AgentName | AgentSpec | None = Field(
+        default=None, description="a name in the workers' agent directory, or a whole spec; null means the plain agent"
+    )
+    model: str | None = Field(default=None, min_length=1)
+    manifest: Manifest | None = None
+    budget: Budget | None = None
+    approvals: ApprovalPolicy | None = None
+    sandbox: SandboxSpec | None = None
+    output_schema: dict[str, JsonValue] | None = None
+    labels: dict[str, str] = Field(default_factory=dict, description="kept with the run, for the people who look for it")
+
+
+class RunStatus(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class Checkpoint(Contract):
+    """Everything needed to continue a run after `step`."""
+
+    step: int = Field(ge=0)
+    transcript: BlobRef | None = None
+    usage: Usage = Usage()
+
+
+class Artifact(Contract):
+    """A file that a run left in one of its output directories."""
+
+    path: str
+    blob: BlobRef
+    media_type: str
+    mode: int = 0o644
+
+
+class ArtifactList(Contract):
+    """A run's artifacts: the first of them, how many there are, and the whole list as a blob (a JSON array of Artifact)."""
+
+    count: int = 0
+    total_bytes: int = 0
+    first: tuple[Artifact, ...] = ()
+    index: BlobRef | None = None
+    skipped: tuple[str, ...] = Field(default=(), description="what lies in an output directory but is no artifact, and why")
+
+
+class RunResult(Contract):
+    """How a run ended and what it made."""
+
+    status: RunStatus
+    reason: str | None = Field(default=None, description="why it ended so, unless it is completed")
+    output: JsonValue = Field(default=None, description="the answer: text, or an object that satisfies the output schema")
+    output_blob: BlobRef | None = Field(default=None, description="the whole answer, when `output` holds only its preview")
+    artifacts: ArtifactList = ArtifactList()
+    usage: Usage = Usage()
+    steps: int = 0
+    checkpoint: Checkpoint | None = None
+    agent_digest: str | None = None
+    model: str | None = None
+    model_label: str | None = Field(default=None, description="what the endpoint says it is, if not a language model")
+    provenance_head: BlobRef | None = Field(default=None, description="the head of the transcript's hash chain")
+
+
+class RunState(StrEnum):
+    """What a run is doing."""
+
+    PREPARING = "preparing"
+    RUNNING = "running"
+    AWAITING_APPROVAL = "awaiting_approval"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+class Message(Contract):
+    """The argument of `send_message`: text for the model, given to it before its next call."""
+
+    text: Annotated[str, Field(max_length=MAX_MESSAGE), AfterValidator(_not_blank)]
+
+
+class Reason(Contract):
+    """The argument of `pause`, `resume` and `stop`: who, and why."""
+
+    by: str = Field(default="", max_length=200)
+    reason: str = Field(default="", max_length=2000)
+
+
+class ApprovalDecision(Contract):
+    """The argument of `decide_approval`: a person's decision on one exact tool call.
+
+    `arguments_digest` is what the status query showed for the call, so that a decision never lands on other arguments.
+    """
+
+    approval_id: str
+    arguments_digest: str
+    allow: bool
+    by: Annotated[str, Field(max_length=200), AfterValidator(_not_blank)]
+    reason: str = Field(default="", max_length=2000)
+
+
+class PendingApproval(Contract):
+    """One tool call that waits for a person."""
+
+    approval_id: str
+    step: int
+    tool: str
+    call_id: str
+    arguments: str = Field(description="the arguments, or a preview of them when they are long")
+    arguments_digest: str
+
+
+class StatusReport(Contract):
+    """What the `status` query answers."""
+
+    run_id: str
+    temporal_run_id: str
+    state: RunState
+    step: int
+    agent: str
+    model: str
+    model_label: str | None = None
+    activity: str = Field(description="what is going on now, one line")
+    pending_approvals: tuple[PendingApproval, ...] = ()
+    queued_messages: int = 0
+    usage: Usage = Usage()
+    budget: Budget = Budget()
+    sandbox: SandboxRef | None = None
+    checkpoint: Checkpoint | None = None
+    result: RunResult | None = None
+
+
+class StepSummary(Contract):
+    """One line of the `steps` query for one tool call or answer."""
+
+    step: int
+    model_seconds: float
+    tokens: int
+    actions: tuple[str, ...] = ()
+    text: str = ""
+
+
+class StepsPageInput(Contract):
+    """The argument of the `steps` query: steps after number `after`, at most `limit` of them."""
+
+    after: int = Field(default=0, ge=0)
+    limit: int = Field(default=50, gt=0, le=200)
+
+
+class StepsPage(Contract):
+    """A page of the last steps. Older ones than `first_kept` are in the transcript only."""
+
+    steps: tuple[StepSummary, ...]
+    total: int
+    first_kept: int

@@ -1,0 +1,89 @@
+"""Which activities and workflows each role has, built from the settings. The only place that knows all concrete classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from activities.agents import AgentDirectory, PrepareActivities
+from activities.model.prices import load_prices
+from activities.store.blobs import BlobStore
+from contracts.activity_names import Queues
+from workers.settings import Role, Settings
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What one worker does on one task queue."""
+
+    queue: str
+    activities: Sequence[Callable[..., Any]] = ()
+    workflows: Sequence[type] = ()
+    slots: int = 100
+    grace: timedelta = field(default=timedelta(seconds=10))
+    """How long work in flight may go on after SIGTERM before it is handed to another worker."""
+
+
+def crews(role: Role, settings: Settings, blobs: BlobStore) -> list[Crew]:
+    """Build the crews of a role. SDKs that the role does not use are not imported."""
+    return _BUILDERS[role](settings, blobs, Queues(settings.task_queue))
+
+
+def _workflow(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from workflows.agent_run import AgentRun
+
+    prepare = PrepareActivities(AgentDirectory(settings.agents), blobs, load_prices(settings.prices), settings.model)
+    return [Crew(queues.workflow, [prepare.prepare_run], [AgentRun])]
+
+
+def _model(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.model.activity import ModelActivities
+    from activities.model.client import make_client
+
+    key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else ""
+    model = ModelActivities(make_client(key, settings.openai_base_url), blobs, load_prices(settings.prices))
+    return [Crew(queues.model, [model.call_model], slots=settings.model_slots, grace=timedelta(seconds=30))]
+
+
+def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.workspace.fetch import ManifestActivities
+
+    return [Crew(queues.tools, [ManifestActivities(blobs, settings.local_roots).fetch_manifest])]
+
+
+def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.sandbox.activity import SandboxActivities
+    from activities.sandbox.port import SandboxProvider
+    from activities.sandbox.registry import ProviderRegistry, provider_class
+    from activities.workspace.activity import WorkspaceActivities
+
+    def local() -> SandboxProvider:
+        return provider_class("local")(settings.sandbox_dir)
+
+    providers = ProviderRegistry({"local": local})
+    sandbox = SandboxActivities(providers, blobs, queues, settings.sandbox_host)
+    workspace = WorkspaceActivities(providers, blobs)
+    everything: list[Callable[..., Any]] = [
+        sandbox.open_sandbox,
+        sandbox.close_sandbox,
+        sandbox.run_shell,
+        sandbox.apply_patch,
+        workspace.fill_workspace,
+        workspace.collect_outputs,
+    ]
+    # Commands outlive their worker, so a short grace loses nothing: the next worker finds them running.
+    grace = timedelta(seconds=5)
+    return [
+        Crew(queues.sandbox, everything, slots=settings.sandbox_slots, grace=grace),
+        Crew(queues.sandbox_host(settings.sandbox_host), everything, slots=settings.sandbox_slots, grace=grace),
+    ]
+
+
+_BUILDERS: dict[Role, Callable[[Settings, BlobStore, Queues], list[Crew]]] = {
+    Role.WORKFLOW: _workflow,
+    Role.MODEL: _model,
+    Role.SANDBOX: _sandbox,
+    Role.TOOLS: _tools,
+}

@@ -1,0 +1,48 @@
+"""Connecting to Temporal and to the store, the same way for workers, the command and tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import DataConverter, ExternalStorage
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError
+
+from activities.store.blobs import BlobStore
+from activities.store.external import BlobStorageDriver
+from activities.store.local import LocalStore
+from contracts.base import BadInput
+from workers.settings import Settings
+
+EXTERNAL_BYTES = 128 * 1024
+"""Payloads from this size on leave history. Caisson's own are far smaller; this is for what people and their tools send."""
+
+
+def open_blobs(settings: Settings) -> BlobStore:
+    """Open the blob store that the settings name. Raises StoreUnavailable with a remedy."""
+    return BlobStore(LocalStore(Path(settings.store)))
+
+
+def data_converter(blobs: BlobStore) -> DataConverter:
+    """The data converter that every client, worker and replayer of Caisson uses."""
+    storage = ExternalStorage(drivers=[BlobStorageDriver(blobs)], payload_size_threshold=EXTERNAL_BYTES)
+    return dataclasses.replace(pydantic_data_converter, external_storage=storage)
+
+
+async def connect(settings: Settings, blobs: BlobStore | None = None) -> Client:
+    """Connect to Temporal as `temporalio.envconfig` says: TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS_*,
+    TEMPORAL_PROFILE, or the profile file; else localhost:7233. Raises BadInput naming the address and what to do."""
+    config = ClientConfig.load_client_connect_config()
+    config.setdefault("target_host", "localhost:7233")
+    try:
+        return await Client.connect(**config, data_converter=data_converter(blobs or open_blobs(settings)))
+    except (RuntimeError, RPCError, ValueError) as error:
+        address = config.get("target_host")
+        raise BadInput(
+            f"Temporal cannot be reached at {address}: {error}\n"
+            "start a development server with `caisson dev`, or set TEMPORAL_ADDRESS (and TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, "
+            "TEMPORAL_TLS_*) or TEMPORAL_PROFILE"
+        ) from error

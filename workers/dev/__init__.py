@@ -1,0 +1,1 @@
+"""The dev stack: the services of `temporal-dev.yml`, run as processes on this machine, without Docker."""

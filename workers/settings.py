@@ -1,0 +1,123 @@
+"""Settings: the only place that reads the environment. Each variable is checked here, and a bad one is named."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
+
+from contracts.base import BadInput, Contract, sha256_hex
+
+PREFIX = "CAISSON_"
+
+
+class Role(StrEnum):
+    """What a worker process does. Each has a task queue, and an environment, of its own."""
+
+    WORKFLOW = "workflow"
+    MODEL = "model"
+    SANDBOX = "sandbox"
+    TOOLS = "tools"
+
+
+def _queue_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ValueError("letters, digits and ._- only, at most 100 of them")
+    return name
+
+
+def _store(place: str) -> str:
+    scheme, found, _ = place.partition("://")
+    if found and scheme != "file":
+        raise ValueError(f"{scheme}:// is not a store that this version has; give a directory")
+    return place.removeprefix("file://")
+
+
+class Settings(Contract):
+    """All settings with their defaults. A field's variable is its name in capitals with CAISSON_ before it."""
+
+    task_queue: Annotated[str, AfterValidator(_queue_name)] = Field(default="caisson", description="where runs are started")
+    store: Annotated[str, AfterValidator(_store)] = Field(default=".caisson/store", description="directory of the blob store")
+    agents: Path = Field(default=Path("agents"), description="directory of named agents, one YAML file each")
+    local_roots: tuple[Path, ...] = Field(default=(), description="directories that `local` entries may read, separated by :")
+    sandbox_dir: Path = Field(default=Path(".caisson/sandboxes"), description="where local sandboxes live on this host")
+    host: str = Field(default="", description="this host's name in its task queue; default: the host name")
+    model: str = Field(default="gpt-5.4", min_length=1, description="model of agents that name none")
+    prices: Path | None = Field(default=None, description="price table; default: the one that comes with Caisson")
+    model_slots: int = Field(default=32, gt=0, le=1000, description="model calls at a time in one worker")
+    sandbox_slots: int = Field(default=16, gt=0, le=1000, description="sandbox activities at a time in one worker")
+    log_format: Annotated[str, Field(pattern="^(auto|json|console)$")] = Field(
+        default="auto", description="auto: console on a terminal"
+    )
+    log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    openai_api_key: SecretStr | None = Field(default=None, description="OPENAI_API_KEY: the model worker's alone")
+    openai_base_url: str | None = Field(default=None, pattern=r"^https?://", description="OPENAI_BASE_URL")
+
+    @property
+    def sandbox_host(self) -> str:
+        """The name of this host's sandboxes: two sandbox directories on one machine are two hosts."""
+        name = re.sub(r"[^A-Za-z0-9-]", "-", self.host or socket.gethostname())[:60]
+        return f"{name}-{sha256_hex(str(self.sandbox_dir.resolve()).encode())[:8]}"
+
+
+_FOREIGN = {"OPENAI_API_KEY": "openai_api_key", "OPENAI_BASE_URL": "openai_base_url"}
+_OWN = {PREFIX + name.upper(): name for name in Settings.model_fields if not name.startswith("openai_")}
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings. Raises BadInput naming each bad variable, its value, and what is expected."""
+    environ = os.environ if environ is None else environ
+    variables = {**_OWN, **_FOREIGN}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in variables:
+            close = difflib.get_close_matches(name, _OWN, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(sorted(_OWN))}"
+            raise BadInput(f"{name}: no such setting; {hint}")
+    given: dict[str, object] = {field: environ[name] for name, field in variables.items() if environ.get(name)}
+    if "local_roots" in given:
+        given["local_roots"] = [part for part in str(given["local_roots"]).split(":") if part]
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as error:
+        names = {field: name for name, field in variables.items()}
+        faults = []
+        for fault in error.errors(include_url=False):
+            name = names[str(fault["loc"][0])]
+            shown = "(hidden)" if name == "OPENAI_API_KEY" else repr(environ.get(name))
+            faults.append(f"{name}: {fault['msg']} (found {shown})")
+        raise BadInput("\n".join(faults)) from error
+
+
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return all that a service of the dev stack sees of this process's environment: never a key."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+def whole_environment() -> dict[str, str]:
+    """Return this process's environment, from which a Compose file's `${NAME}` are filled in."""
+    return dict(os.environ)
+
+
+def check_role(settings: Settings, roles: frozenset[Role]) -> None:
+    """Refuse an environment that a role must not have, or that lacks what it needs. Raises BadInput."""
+    has_key = settings.openai_api_key is not None and settings.openai_api_key.get_secret_value() != ""
+    if Role.MODEL in roles and not has_key:
+        raise BadInput("OPENAI_API_KEY: the model worker needs it, but it is not set; set it in that worker's environment alone")
+    if Role.MODEL not in roles and has_key:
+        others = ", ".join(sorted(roles))
+        raise BadInput(
+            f"OPENAI_API_KEY: set in the environment of a {others} worker, which must not hold it; unset it there "
+            "(env -u OPENAI_API_KEY caisson worker ...)"
+        )
+    if Role.MODEL in roles and Role.SANDBOX in roles:
+        raise BadInput("--role: model and sandbox cannot be one process; the key must not be where model-written code is started")

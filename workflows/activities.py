@@ -1,0 +1,109 @@
+"""Calling activities by stub, with the timeouts and retries that fit each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
+from temporalio.workflow import ActivityCancellationType
+
+with workflow.unsafe.imports_passed_through():
+    from contracts.activity_names import (
+        APPLY_PATCH,
+        CALL_MODEL,
+        CLOSE_SANDBOX,
+        COLLECT_OUTPUTS,
+        FETCH_MANIFEST,
+        FILL_WORKSPACE,
+        OPEN_SANDBOX,
+        PREPARE_RUN,
+        RUN_SHELL,
+        ActivityStub,
+        ErrorType,
+    )
+    from contracts.base import Contract
+
+Input = TypeVar("Input", bound=Contract)
+Result = TypeVar("Result", bound=Contract)
+
+HEARTBEAT = timedelta(seconds=15)
+HOST_LOST = timedelta(seconds=30)
+"""A host's queue that nobody has polled for this long: the host, and with it the sandbox, counts as lost."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How one activity is tried. `seconds` bounds one attempt, unless the caller knows better."""
+
+    seconds: float
+    attempts: int
+    longest_wait: float = 60.0
+
+
+_RULES = {
+    PREPARE_RUN.name: _Rule(seconds=60, attempts=5),
+    CALL_MODEL.name: _Rule(seconds=600, attempts=10),
+    FETCH_MANIFEST.name: _Rule(seconds=3600, attempts=5),
+    OPEN_SANDBOX.name: _Rule(seconds=300, attempts=5),
+    FILL_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
+    RUN_SHELL.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
+    APPLY_PATCH.name: _Rule(seconds=300, attempts=10, longest_wait=10),
+    COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
+    CLOSE_SANDBOX.name: _Rule(seconds=120, attempts=3, longest_wait=10),
+}
+
+
+async def call(
+    stub: ActivityStub[Input, Result],
+    given: Input,
+    *,
+    queue: str,
+    summary: str,
+    seconds: float | None = None,
+    on_host: bool = False,
+) -> Result:
+    """Run one activity to its end, whatever worker it takes.
+
+    A cancelled run waits here until the activity has cleaned up (its command is dead). Raises ActivityError.
+    """
+    rule = _RULES[stub.name]
+    result: Result = await workflow.execute_activity(
+        stub.name,
+        given,
+        result_type=stub.result,
+        task_queue=queue,
+        summary=summary[:200],
+        start_to_close_timeout=timedelta(seconds=seconds or rule.seconds),
+        schedule_to_start_timeout=HOST_LOST if on_host else None,
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(seconds=1),
+            maximum_interval=timedelta(seconds=rule.longest_wait),
+            maximum_attempts=rule.attempts,
+        ),
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+    )
+    return result
+
+
+def explain_failure(error: ActivityError) -> tuple[str, str]:
+    """Return the type of what finally failed an activity, and a message for people that says what to do."""
+    cause = error.cause
+    if isinstance(cause, ApplicationError):
+        return cause.type or "Error", str(cause.message)
+    if isinstance(cause, TimeoutError):
+        if cause.type is TimeoutType.SCHEDULE_TO_START:
+            return (
+                ErrorType.SANDBOX_GONE,
+                f"{error.activity_type}: no sandbox worker of the sandbox's host has answered for {HOST_LOST.seconds} s, so the "
+                "host and the sandbox on it count as lost; start a worker on that host sooner next time, and start the run again",
+            )
+        return (
+            "Timeout",
+            f"{error.activity_type}: no attempt finished in time ({cause.message}); look at the workers of its task queue",
+        )
+    return "Error", f"{error.activity_type}: {cause or error.message}"

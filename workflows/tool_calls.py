@@ -1,0 +1,179 @@
+"""Carrying out the tool calls of one step: policy first, then each as an activity. A tool fault is an output for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+from workflows.activities import call, explain_failure
+from workflows.desk import Desk
+from workflows.policy import decide
+
+with workflow.unsafe.imports_passed_through():
+    from pydantic import JsonValue
+
+    from contracts.activity_names import APPLY_PATCH, RUN_SHELL
+    from contracts.agent import Verdict
+    from contracts.blob import Text
+    from contracts.model import ToolCall, ToolCallInput, ToolOutputItem
+    from contracts.prepare import ActivityRoute, PrepareRunResult
+    from contracts.run import PendingApproval, RunState
+    from contracts.sandbox import SandboxRef
+
+MAX_PARALLEL = 8
+"""Activity tools of one step that run at the same time."""
+
+_SANDBOX_TOOLS = {"shell": RUN_SHELL, "apply_patch": APPLY_PATCH}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call gave: the item for the model, and a line for people."""
+
+    item: ToolOutputItem
+    line: str
+
+
+class ToolCalls:
+    """Carries out calls for one run."""
+
+    def __init__(self, run_id: str, desk: Desk, enter: Callable[[RunState, str], None]) -> None:
+        self._run_id = run_id
+        self._desk = desk
+        self._enter = enter
+
+    async def carry_out(
+        self, calls: Sequence[ToolCall], step: int, prepared: PrepareRunResult, sandbox: SandboxRef | None
+    ) -> list[Outcome]:
+        """Return one outcome for each call, in the order of the calls.
+
+        Calls on the workspace run one after the other, in order, since each may need what the one before it did; calls of
+        activity tools run beside them, a few at a time. Raises ActivityError when the sandbox or the harness itself fails.
+        """
+        outcomes: dict[int, Outcome] = {}
+        slots = asyncio.Semaphore(MAX_PARALLEL)
+
+        async def in_order(numbers: list[int]) -> None:
+            for n in numbers:
+                outcomes[n] = await self._one(n, calls[n], step, prepared, sandbox)
+
+        async def beside(n: int) -> None:
+            async with slots:
+                outcomes[n] = await self._one(n, calls[n], step, prepared, sandbox)
+
+        routed = [n for n, one in enumerate(calls) if one.name in prepared.plan.activity_tools]
+        rest = [n for n in range(len(calls)) if n not in routed]
+        lanes = [asyncio.create_task(lane) for lane in (in_order(rest), *map(beside, routed))]
+        try:
+            await asyncio.gather(*lanes)
+        except BaseException:
+            # No call may go on in a run that has ended; each waits here until its activity has cleaned up.
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+            raise
+        return [outcomes[n] for n in range(len(calls))]
+
+    async def _one(self, n: int, one: ToolCall, step: int, prepared: PrepareRunResult, sandbox: SandboxRef | None) -> Outcome:
+        if one.fault is not None:
+            return _told(one, one.fault, f"{one.name}: not run")
+        denial = await self._denied(n, one, step, prepared)
+        if denial is not None:
+            return _told(one, denial, f"{one.summary} → not allowed")
+        self._enter(RunState.RUNNING, one.summary)
+        route = prepared.plan.activity_tools.get(one.name)
+        if route is not None:
+            return await self._activity_tool(one, route)
+        if sandbox is None:
+            return _told(one, f"{one.name}: this run has no sandbox", f"{one.name}: no sandbox")
+        stub = _SANDBOX_TOOLS[one.name]
+        done = await call(
+            stub,
+            ToolCallInput(
+                run_id=self._run_id,
+                step=step,
+                job_id=f"{self._run_id}/{workflow.info().run_id}/{step}/{n}",
+                sandbox=sandbox,
+                agent=prepared.agent,
+                call=one.model_copy(update={"arguments": one.arguments.reference()}),
+            ),
+            queue=sandbox.queue,
+            summary=one.summary,
+            seconds=prepared.plan.shell_seconds + 60,
+            on_host=True,
+        )
+        return Outcome(ToolOutputItem(call_id=one.call_id, output=done.output.reference()), done.summary)
+
+    async def _denied(self, n: int, one: ToolCall, step: int, prepared: PrepareRunResult) -> str | None:
+        """Return why a call may not run, or None when it may. Waiting for a person holds no worker."""
+        match decide(prepared.plan.approvals, one):
+            case Verdict.ALLOW:
+                return None
+            case Verdict.FORBID:
+                return f"{one.name}: forbidden by policy; it was not run. Find another way, or say that it is needed"
+            case Verdict.PROMPT:
+                self._enter(RunState.AWAITING_APPROVAL, f"waiting for approval: {one.summary}")
+                decision = await self._desk.decision_on(
+                    PendingApproval(
+                        approval_id=f"{step}.{n}",
+                        step=step,
+                        tool=one.name,
+                        call_id=one.call_id,
+                        arguments=one.arguments.shown(),
+                        arguments_digest=one.arguments_digest,
+                    )
+                )
+                if decision is None:
+                    return f"{one.name}: not run, because the run is being stopped"
+                if decision.allow:
+                    return None
+                return f"{one.name}: denied by {decision.by}; it was not run. {decision.reason}".rstrip()
+
+    async def _activity_tool(self, one: ToolCall, route: ActivityRoute) -> Outcome:
+        """Run somebody's activity with the call's arguments. Whatever it fails with is an output for the model."""
+        if one.arguments.inline is None:
+            return _told(
+                one, f"{one.name}: arguments over 4 KB are not given to an activity tool; pass less", f"{one.name}: not run"
+            )
+        arguments: JsonValue = json.loads(one.arguments.inline)
+        try:
+            result: JsonValue = await workflow.execute_activity(
+                route.activity,
+                arguments,
+                task_queue=route.task_queue,
+                summary=one.summary,
+                start_to_close_timeout=timedelta(seconds=route.timeout_seconds),
+                # Nobody may be there to run it: a wrong queue must reach the model, not hang the run.
+                schedule_to_start_timeout=timedelta(seconds=max(route.timeout_seconds, 60)),
+                retry_policy=RetryPolicy(maximum_attempts=route.max_attempts),
+                cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            kind, message = explain_failure(error)
+            return _told(one, f"{one.name}: failed: {kind}: {message}", f"{one.summary} → failed")
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        return Outcome(ToolOutputItem(call_id=one.call_id, output=Text(inline=_bounded(text))), one.summary)
+
+
+MAX_ACTIVITY_OUTPUT = 128 * 1024
+"""Characters of an activity tool's result that the model is given."""
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= MAX_ACTIVITY_OUTPUT:
+        return text
+    half = MAX_ACTIVITY_OUTPUT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _told(one: ToolCall, text: str, line: str) -> Outcome:
+    return Outcome(ToolOutputItem(call_id=one.call_id, output=Text(inline=text)), line)
