@@ -1,7 +1,7 @@
 """Following a run: what one look at it finds, and the loop that shows each look until the run ends.
 
-A look asks the server first, which knows whether the run is open and what its activities said last, and then the run itself, which
-needs a workflow worker. A worker or a server that is away is told, and waited for; the run goes on, or will.
+A look asks the server first, which knows whether the run is open and what its activities said last, and then the run itself,
+which needs a workflow worker. A worker or a server that is away is told, and waited for; the run goes on, or will.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import JsonValue
 from rich.console import Console
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from client.sdk import RunHandle, RunNotFound, Unanswered
+from client.sdk import RunHandle, Unanswered, run_not_found
 from client.view import Glimpse, Running, view_for
 from contracts.run import RunResult, RunState, StatusReport, StepsPage, StepSummary
 
@@ -55,8 +57,7 @@ async def look(handle: RunHandle, after: int) -> Glimpse:
         described = await temporal.describe(rpc_timeout=_PATIENCE)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
-            namespace = handle.client.namespace
-            raise RunNotFound(f"there is no run {handle.run_id!r} in namespace {namespace!r}; correct the id or the namespace") from error
+            raise run_not_found(handle.run_id, handle.client.namespace) from error
         if error.status in _HOPELESS:
             raise
         return Glimpse(open=True, trouble=f"Temporal cannot be reached ({error.message}); trying again")
@@ -108,20 +109,26 @@ def _complete(report: StatusReport | None, page: StepsPage | None, is_open: bool
 
 async def _running(client: Client, info: PendingActivityInfo) -> Running:
     details = await _details(client, info)
-    since = info.last_started_time.ToSeconds() if info.HasField("last_started_time") else 0
-    waiting_until = info.next_attempt_schedule_time.ToSeconds() if info.HasField("next_attempt_schedule_time") else 0
-    fault = info.last_failure.message if info.HasField("last_failure") else ""
-    seconds = details.get("running_seconds")
-    tail = details.get("tail")
+    started = _since(info, "last_started_time") if info.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED else None
+    told, tail = details.get("running_seconds"), details.get("tail")
+    again = _since(info, "next_attempt_schedule_time")
     return Running(
         activity=info.activity_type.name,
-        # The clocks of server and terminal may differ a little; a negative time would only puzzle.
-        seconds=seconds if isinstance(seconds, int | float) else max(time.time() - since, 0) if since else None,
+        seconds=float(told) if started is not None and isinstance(told, int | float) else started,
+        idle=max(_since(info, "scheduled_time") or 0.0, 0.0) if started is None else 0.0,
         tail=tail if isinstance(tail, str) else "",
         attempt=info.attempt,
-        fault=fault,
-        retry_in=max(waiting_until - time.time(), 0) if waiting_until else None,
+        fault=info.last_failure.message if info.HasField("last_failure") else "",
+        retry_in=-again if again is not None and again < 0 else None,
     )
+
+
+def _since(info: PendingActivityInfo, field: str) -> float | None:
+    """Seconds since a time that the server noted; None when it noted none. The two clocks may differ a little."""
+    if not info.HasField(cast("Any", field)):
+        return None
+    stamp: Timestamp = getattr(info, field)
+    return time.time() - stamp.ToNanoseconds() / 1e9
 
 
 async def _details(client: Client, info: PendingActivityInfo) -> dict[str, JsonValue]:

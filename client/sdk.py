@@ -277,12 +277,15 @@ class RunHandle:
             if error.status is RPCStatusCode.NOT_FOUND:
                 if "already completed" in error.message:
                     raise RunOver(f"run {self.run_id!r} is over, so nothing more can be said to it") from error
-                raise RunNotFound(
-                    f"there is no run {self.run_id!r} in namespace {self.client.namespace!r}; correct the id or the namespace"
-                ) from error
+                raise run_not_found(self.run_id, self.client.namespace) from error
             if error.status in _NO_WORKER:
                 raise Unanswered(f"run {self.run_id!r}: no workflow worker answers ({error.message}); start one") from error
             raise
+
+
+def run_not_found(run_id: str, namespace: str) -> RunNotFound:
+    """Say that nothing has this id."""
+    return RunNotFound(f"there is no run {run_id!r} in namespace {namespace!r}; correct the id or the namespace")
 
 
 def as_json(request: RunInput) -> dict[str, JsonValue]:

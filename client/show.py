@@ -138,9 +138,7 @@ def run_page(web_ui: str, namespace: str, run_id: str) -> str:
     return f"{web_ui.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{quote(run_id, safe='')}"
 
 
-def print_result(
-    console: Console, run_id: str, result: RunResult, *, page: str | None = None, output: JsonValue = None
-) -> None:
+def print_result(console: Console, run_id: str, result: RunResult, *, page: str | None = None, output: JsonValue = None) -> None:
     """Print how a run ended and what it made. `page` is its address in the Web UI; `output` the whole answer, if it was
     read from the store because the result holds only its preview."""
     _line(console, Text())

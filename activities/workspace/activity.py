@@ -10,7 +10,7 @@ from temporalio import activity
 
 from activities.heartbeat import Beat, beating
 from activities.sandbox.activity import sandbox_errors
-from activities.sandbox.port import Command, FileChange, FileFault, Sandbox, SandboxUnavailable
+from activities.sandbox.port import Command, FileChange, FileFault, FileView, Sandbox, SandboxUnavailable
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from contracts.activity_names import COLLECT_OUTPUTS, FILL_WORKSPACE
@@ -93,7 +93,7 @@ class WorkspaceActivities:
         skipped: list[str],
         beat: Beat,
     ) -> None:
-        for path, view in await sandbox.walk(top):
+        for path, view in await _listing(sandbox, top):
             if view.kind == "directory":
                 continue
             if view.kind != "file":
@@ -110,6 +110,14 @@ class WorkspaceActivities:
             media_type = mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
             artifacts.append(Artifact(path=path, blob=blob, media_type=media_type, mode=view.mode & 0o777))
             beat.details = {"artifacts": len(artifacts), "last": path}
+
+
+async def _listing(sandbox: Sandbox, top: str) -> list[tuple[str, FileView]]:
+    """What an output path holds: itself when it is no directory, nothing when nothing was written there."""
+    view = (await sandbox.look([top], 0))[top]
+    if view.kind == "missing":
+        return []
+    return await sandbox.walk(top) if view.kind == "directory" else [(top, view)]
 
 
 async def _run(sandbox: Sandbox, job: str, command: str, paths: list[str]) -> None:

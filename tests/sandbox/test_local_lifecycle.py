@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from activities.sandbox.port import BadSandboxSpec, SandboxGone, SandboxUnavailable
-from activities.sandbox.providers import local_start
 from activities.sandbox.providers.local import LocalProvider
-from activities.sandbox.providers.local_state import remove_tree
+from activities.sandbox.providers.local_state import StateDirectory, remove_tree
 from contracts.sandbox import SandboxSpec
 from tests.sandbox.local_support import LABELS, Local, bash, make
 
@@ -233,7 +232,7 @@ async def test_a_create_cut_off_before_its_end_leaves_nothing(root: Path, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(local_start.StateDirectory, "save", full)
+    monkeypatch.setattr(StateDirectory, "save", full)
     with pytest.raises(SandboxUnavailable, match="No space left"):
         await make(LocalProvider(root))
     assert [path.name for path in root.iterdir()] == ["locks"]
@@ -259,11 +258,11 @@ async def test_the_kill_of_a_worker_in_the_middle_of_create_leaves_nothing_runni
     """A sandbox whose maker is killed before it is complete ends by itself, and the next create works."""
     code = (
         "import asyncio, os, signal, sys; from pathlib import Path\n"
-        "from activities.sandbox.providers import local_start\n"
+        "from activities.sandbox.providers.local_state import StateDirectory\n"
         "from activities.sandbox.providers.local import LocalProvider\n"
         "from contracts.sandbox import SandboxSpec\n"
         "def die(directory, record): print(record.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "local_start.StateDirectory.save = staticmethod(die)\n"
+        "StateDirectory.save = staticmethod(die)\n"
         "create = LocalProvider(Path(sys.argv[1])).create\n"
         "asyncio.run(create(SandboxSpec(), 'run-1', environment={}, labels={}, queue='q'))\n"
     )

@@ -55,7 +55,7 @@ async def test_a_missing_program_without_a_shell_is_a_result_too(local: Local) -
     [
         (["/workspace"], 126, b"Permission denied"),
         (["./nothing"], 127, b"No such file"),
-        (["a\0b"], 126, b"null byte"),
+        (["a\0b"], 126, b"embedded null"),
         (["true", "\ud800"], 126, b"cannot be started"),
         ([], 126, b"cannot be started"),
         (["true", "x" * 3_000_000], 126, b"Argument list too long"),

@@ -1,0 +1,36 @@
+"""One stack for all tests that leave it as they found it; tests that kill things make their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.stack import Stack, make_stack
+
+
+@pytest.fixture(scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """The shared stack. Its `local` entries may be read from the `shared` directory of its state."""
+    state = tmp_path_factory.mktemp("stack")
+    (state / "shared").mkdir()
+    made = make_stack(state, {"CAISSON_LOCAL_ROOTS": str(state / "shared"), "CAISSON_AGENTS": str(_agents(state))})
+    async with made.dev:
+        yield made
+
+
+@pytest.fixture
+async def own_stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    """A stack of the test's own, whose processes it may kill."""
+    made = make_stack(tmp_path)
+    async with made.dev:
+        yield made
+
+
+def _agents(state: Path) -> Path:
+    agents = state / "agents"
+    agents.mkdir()
+    (agents / "plain.yaml").write_text("description: A plain agent.\nmodel: gpt-5.4-mini\nbudget: {steps: 7}\n")
+    (agents / "broken.yaml").write_text("instructions: Hello\ntoolz: [shell]\n")
+    return agents
