@@ -11,6 +11,9 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from pydantic import ValidationError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -91,9 +94,20 @@ def _check_schema(field: str, schema: Mapping[str, object] | None) -> None:
     except SchemaError as error:
         where = ".".join(map(str, error.absolute_path))
         raise BadInput(f"{field}: not a JSON Schema (2020-12): {where + ': ' if where else ''}{error.message[:300]}") from error
-    remote = next((ref for ref in _references(schema) if not ref.startswith("#")), None)
-    if remote is not None:
-        raise BadInput(f"{field}: $ref {remote!r} leads outside the schema; write what it stands for into $defs")
+    resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+    for ref in _references(schema):
+        if not ref.startswith("#"):
+            raise BadInput(f"{field}: $ref {ref!r} leads outside the schema; write what it stands for into $defs")
+        try:
+            resolver.lookup(ref)
+        except Unresolvable as error:
+            raise BadInput(f"{field}: $ref {ref!r} leads nowhere; correct it, or add what it names to $defs") from error
+    try:
+        # Whatever a schema does to any value, such as a $ref that goes round in circles, must show here and not when a model
+        # has been paid for its answer.
+        next(Draft202012Validator(schema).iter_errors({}), None)
+    except RecursionError as error:
+        raise BadInput(f"{field}: its $ref go round in circles; each must come to an end") from error
 
 
 def _references(value: object) -> list[str]:
@@ -174,6 +188,7 @@ def plan_of(spec: AgentSpec) -> RunPlan:
                 activity=tool.activity,
                 task_queue=tool.task_queue,
                 timeout_seconds=tool.timeout_seconds,
+                queue_seconds=tool.queue_seconds,
                 max_attempts=tool.max_attempts,
             )
             for tool in spec.tools

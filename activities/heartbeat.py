@@ -28,6 +28,9 @@ class Beat:
 async def beating(interval: float = INTERVAL_SECONDS) -> AsyncIterator[Beat]:
     """Heartbeat every `interval` seconds with the current details while the block runs.
 
+    The first comes after one interval: the server's heartbeat timeout runs from the activity's start, and each heartbeat is a
+    request and a write of the server's, which an activity of some milliseconds can do without.
+
     A cancellation because the worker shuts down becomes a retryable failure, so that the next worker takes over; a
     cancellation by a person stays a cancellation.
     """
@@ -35,8 +38,8 @@ async def beating(interval: float = INTERVAL_SECONDS) -> AsyncIterator[Beat]:
 
     async def loop() -> None:
         while True:
-            activity.heartbeat(beat.details)
             await asyncio.sleep(interval)
+            activity.heartbeat(beat.details)
 
     task = asyncio.create_task(loop())
     try:

@@ -45,7 +45,7 @@ async def copy_artifacts(blobs: Blobs, artifacts: Sequence[Artifact], directory:
     for target in targets:
         _check_free(directory, target, overwrite)
     for artifact, target in zip(artifacts, targets, strict=True):
-        await _write(blobs, artifact, directory, target, overwrite)
+        await _write(blobs, artifact, target, overwrite)
     return targets
 
 
@@ -72,20 +72,23 @@ def _check_free(directory: Path, target: Path, overwrite: bool) -> None:
         raise BadInput(f"{target}: is there already; nothing was written; name another directory, or give --overwrite")
 
 
-async def _write(blobs: Blobs, artifact: Artifact, directory: Path, target: Path, overwrite: bool) -> None:
+async def _write(blobs: Blobs, artifact: Artifact, target: Path, overwrite: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f"{_PART}{secrets.token_hex(8)}"
     try:
         with part.open("xb") as file:
             async for chunk in blobs.stream(artifact.blob):
                 file.write(chunk)
-        if artifact.mode & 0o111:
-            part.chmod(part.stat().st_mode | 0o111)
-        if overwrite:
-            part.replace(target)
-        else:
-            os.link(part, target)
+        _put(part, target, bool(artifact.mode & 0o111), overwrite)
     except FileExistsError as error:
         raise BadInput(f"{target}: is there already; name another directory, or give --overwrite") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _put(part: Path, target: Path, executable: bool, overwrite: bool) -> None:
+    if executable:
+        part.chmod(part.stat().st_mode | 0o111)
+    if not overwrite:
+        target.touch(exist_ok=False)
+    part.replace(target)

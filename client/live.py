@@ -30,6 +30,7 @@ _LAST_LOOK = timedelta(seconds=3)
 _HOPELESS = frozenset({RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.INVALID_ARGUMENT})
 """What the server says that waiting does not mend."""
 _STUCK_ATTEMPTS = 3
+_OPEN = (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW)
 
 
 async def follow_run(client: Client, run_id: str, console: Console) -> RunResult:
@@ -61,31 +62,31 @@ async def look(handle: RunHandle, after: int) -> Glimpse:
         if error.status in _HOPELESS:
             raise
         return Glimpse(open=True, trouble=f"Temporal cannot be reached ({error.message}); trying again")
-    is_open = described.status in (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW)
+    still_open = described.status in _OPEN
     running = [await _running(handle.client, info) for info in described.raw_description.pending_activities]
-    report, page, trouble = await _ask(handle, after, described, is_open)
+    report, page, trouble = await _ask(handle, after, described, still_open)
     return Glimpse(
-        open=is_open,
+        open=still_open,
         report=report,
-        steps=_complete(report, page, is_open),
+        steps=_complete(report, page, still_open),
         running=tuple(running),
         trouble=trouble,
     )
 
 
 async def _ask(
-    handle: RunHandle, after: int, described: WorkflowExecutionDescription, is_open: bool
+    handle: RunHandle, after: int, described: WorkflowExecutionDescription, still_open: bool
 ) -> tuple[StatusReport | None, StepsPage | None, str | None]:
-    if not is_open:
+    if not still_open:
         handle = RunHandle(handle.client, handle.run_id, patience=_LAST_LOOK)
     try:
         report = await handle.status()
         page = await handle.steps(after) if report.step > after else None
     except Unanswered as error:
-        return None, None, _no_answer(described, error) if is_open else None
+        return None, None, _no_answer(described, error) if still_open else None
     except RPCError as error:
         # The server said a moment ago that the run is there; whatever it says now, the next look tells.
-        return None, None, f"Temporal does not answer ({error.message}); trying again" if is_open else None
+        return None, None, f"Temporal does not answer ({error.message}); trying again" if still_open else None
     return report, page, None
 
 
@@ -99,11 +100,11 @@ def _no_answer(described: WorkflowExecutionDescription, error: Unanswered) -> st
     return f"waiting for a workflow worker on task queue {described.task_queue} (start one: caisson worker --role workflow)"
 
 
-def _complete(report: StatusReport | None, page: StepsPage | None, is_open: bool) -> tuple[StepSummary, ...]:
+def _complete(report: StatusReport | None, page: StepsPage | None, still_open: bool) -> tuple[StepSummary, ...]:
     """The steps that will not change any more: while its tools run, the last step has no actions yet."""
     if report is None or page is None:
         return ()
-    over = not is_open or report.state is RunState.FINISHED
+    over = not still_open or report.state is RunState.FINISHED
     return tuple(step for step in page.steps if step.actions or step.step < report.step or over)
 
 
@@ -138,3 +139,14 @@ async def _details(client: Client, info: PendingActivityInfo) -> dict[str, JsonV
     decoded: Sequence[JsonValue] = await client.data_converter.decode(info.heartbeat_details.payloads)
     first = decoded[0] if decoded else None
     return first if isinstance(first, dict) else {}
+
+
+async def is_open(client: Client, run_id: str) -> bool:
+    """Whether a run still works. Needs no worker. Raises RunNotFound."""
+    try:
+        described = await client.get_workflow_handle(run_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise run_not_found(run_id, client.namespace) from error
+        raise
+    return described.status in _OPEN

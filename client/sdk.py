@@ -240,13 +240,9 @@ class RunHandle:
         """A cancelled workflow returns nothing; what it used is known to whoever replays it."""
         try:
             report = await self.status()
-        except Unanswered:
-            report = None
-        if report is not None and report.result is not None:
-            return report.result
-        return RunResult(
-            status=RunStatus.CANCELLED, reason="cancelled; no workflow worker answers now who could say what the run used"
-        )
+        except Unanswered as error:
+            return RunResult(status=RunStatus.CANCELLED, reason=f"cancelled; what it used cannot be asked now: {error}")
+        return report.result or RunResult(status=RunStatus.CANCELLED, reason="cancelled before it was prepared")
 
     async def _tell(self, update: str, kind: type[Contract], given: Mapping[str, JsonValue]) -> str:
         try:

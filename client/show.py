@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -20,6 +22,8 @@ _SHOWN_ARGUMENTS = 1000
 _LOCAL = ("localhost", "127.0.0.1", "[::1]", "0.0.0.0")  # noqa: S104 - compared with, never bound
 _UI_PORT_OFFSET = 1000
 """`temporal server start-dev` puts its Web UI on the server's port plus 1000."""
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+"""Colours, cursor movements and titles (ECMA-48 CSI, OSC and two-byte sequences), which commands write in plenty."""
 _CLOUD = (".tmprl.cloud", ".api.temporal.io")
 _STYLES = {
     RunStatus.COMPLETED: "bold green",
@@ -35,6 +39,7 @@ def clean(text: str) -> str:
 
     A carriage return shows what a terminal would have left standing: the last thing written on that line.
     """
+    text = _ESCAPE.sub("", text)
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join("".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line) for line in lines)
 
@@ -117,12 +122,10 @@ def approval_lines(run_id: str, approval: PendingApproval) -> Iterator[Text]:
 
 def quoted(run_id: str) -> str:
     """Return a run id as it is typed in a shell."""
-    import shlex
-
     return shlex.quote(run_id)
 
 
-def web_ui_of(address: str, namespace: str) -> str | None:
+def web_ui_of(address: str) -> str | None:
     """Guess where the Web UI of a Temporal server is; None when there is nothing to go by.
 
     Sources: `temporal server start-dev` (--ui-port: "defaults to --port + 1000"); Temporal Cloud's Web UI.

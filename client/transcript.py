@@ -82,7 +82,7 @@ def _arguments(item: dict[str, Any]) -> str:
     name = _ARGUMENT_OF.get(str(item.get("name")))
     if isinstance(arguments, dict) and name is not None and isinstance(arguments.get(name), str):
         rest = {key: value for key, value in arguments.items() if key != name}
-        return arguments[name] + (f"\n({json.dumps(rest, ensure_ascii=False)})" if rest else "")
+        return str(arguments[name]) + (f"\n({json.dumps(rest, ensure_ascii=False)})" if rest else "")
     return json.dumps(arguments, indent=2, ensure_ascii=False)
 
 

@@ -84,7 +84,8 @@ class View(Protocol):
 
 def view_for(console: Console, run_id: str) -> View:
     """Return the view that fits: a moving one needs a terminal that can move its cursor."""
-    moving = console.is_terminal and not console.is_dumb_terminal
+    # Not `console.is_terminal`: FORCE_COLOR sets that, and is set where logs are kept, which a moving picture would fill.
+    moving = console.file.isatty() and not console.is_dumb_terminal
     return TerminalView(console, run_id) if moving else PlainView(console, run_id)
 
 
@@ -143,7 +144,7 @@ class PlainView:
         self._console = console
         self._story = _Story(run_id)
         self._activity = ""
-        self._spoken = 0.0
+        self._spoken = time.monotonic()
         self._faults: set[tuple[str, int]] = set()
 
     def __enter__(self) -> Self:
@@ -194,7 +195,7 @@ class TerminalView:
         """See View."""
         for line in self._story.news(glimpse):
             self._live.console.print(line, soft_wrap=True, highlight=False)
-        self._live.update(self._picture(glimpse))
+        self._live.update(self._picture(glimpse), refresh=True)
         return self._story.shown_step
 
     def _picture(self, glimpse: Glimpse) -> Group:

@@ -63,6 +63,9 @@ class ActivityTool(Contract):
     activity: str = Field(min_length=1, description="the activity's registered name")
     task_queue: str = Field(min_length=1)
     timeout_seconds: float = Field(default=300, gt=0, le=24 * 3600)
+    queue_seconds: float = Field(
+        default=60, gt=0, le=24 * 3600, description="how long a call may wait for a worker of the task queue to take it"
+    )
     max_attempts: int = Field(default=3, gt=0, le=100)
 
 

@@ -44,6 +44,9 @@ def explain(error: ValidationError, what: str) -> str:
             lines.append(f"  {field}: unknown field; remove it or correct its name")
         elif fault["type"] == "missing":
             lines.append(f"  {field}: required, but missing")
+        elif isinstance(found, (dict, BaseModel)):
+            # A rule on a whole object says itself what is wrong; the object may hold what must not be repeated, such as a key.
+            lines.append(f"  {field}: {fault['msg']}")
         else:
             shown = repr(found)
             shown = shown if len(shown) <= 80 else shown[:77] + "..."

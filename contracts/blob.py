@@ -43,6 +43,11 @@ class Text(Contract):
         return self.inline if self.inline is not None else self.preview
 
 
+def whole_characters(text: str) -> str:
+    """Return `text` with each half of a surrogate pair, which JSON can spell but UTF-8 and history cannot hold, as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def preview_of(text: str, limit: int = PREVIEW_CHARS) -> str:
     """Return `text`, or its beginning and end around a marker when it is longer than `limit` characters."""
     if len(text) <= limit:

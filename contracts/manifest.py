@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from contracts.base import Contract
 
@@ -33,6 +33,12 @@ def check_workspace_path(path: str) -> str:
     return "/".join(parts)
 
 
+def _no_nul(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("a path holds no NUL character")
+    return path
+
+
 WorkspacePath = Annotated[str, AfterValidator(check_workspace_path)]
 
 
@@ -48,7 +54,9 @@ class LocalEntry(Contract):
     """A file or directory of the harness's host, under one of the roots that the worker allows."""
 
     type: Literal["local"]
-    path: str = Field(min_length=1, description="relative to an allowed root, or absolute inside one")
+    path: Annotated[str, Field(min_length=1), AfterValidator(_no_nul)] = Field(
+        description="relative to an allowed root, or absolute inside one"
+    )
     read_only: bool = False
 
 
@@ -76,6 +84,16 @@ class Manifest(Contract):
     environment: dict[str, str] = Field(default_factory=dict, description="plain values; never a credential")
     limits: ManifestLimits = ManifestLimits()
 
+    @field_validator("entries", mode="wrap")
+    @classmethod
+    def _places_differ(cls, raw: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        # Two spellings of one place would otherwise become one entry, without a word about the other.
+        entries = check(raw)
+        if isinstance(raw, dict) and len(raw) != len(entries):
+            twice = sorted(path for path in raw if path not in entries)
+            raise ValueError(f"entries {', '.join(map(repr, twice))}: another entry is at the same place; give each its own")
+        return entries
+
     @model_validator(mode="after")
     def _entries_do_not_overlap(self) -> Manifest:
         paths = sorted(self.entries)
@@ -88,7 +106,7 @@ class Manifest(Contract):
     @model_validator(mode="after")
     def _environment_is_plain(self) -> Manifest:
         for name, value in self.environment.items():
-            if not _ENVIRONMENT_NAME.match(name):
+            if not _ENVIRONMENT_NAME.fullmatch(name):
                 raise ValueError(f"environment name {name!r} is not a valid variable name")
             if "\0" in value:
                 raise ValueError(f"environment {name} holds a NUL character")

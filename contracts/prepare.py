@@ -30,6 +30,7 @@ class ActivityRoute(Contract):
     activity: str
     task_queue: str
     timeout_seconds: float
+    queue_seconds: float
     max_attempts: int
 
 

@@ -18,7 +18,8 @@ MAX_TASK = 256 * 1024
 MAX_MESSAGE = 64 * 1024
 
 
-def _not_blank(text: str) -> str:
+def not_blank(text: str) -> str:
+    """Refuse text that says nothing."""
     if not text.strip():
         raise ValueError("must not be empty; say what is to be done")
     return text
@@ -27,7 +28,7 @@ def _not_blank(text: str) -> str:
 class RunInput(Contract):
     """What starts a run. Only `task` is required; the rest overrides what the agent says."""
 
-    task: Annotated[str, Field(max_length=MAX_TASK), AfterValidator(_not_blank)]
+    task: Annotated[str, Field(max_length=MAX_TASK), AfterValidator(not_blank)]
     agent: AgentName | AgentSpec | None = Field(
         default=None, description="a name in the workers' agent directory, or a whole spec; null means the plain agent"
     )
@@ -108,7 +109,7 @@ class RunState(StrEnum):
 class Message(Contract):
     """The argument of `send_message`: text for the model, given to it before its next call."""
 
-    text: Annotated[str, Field(max_length=MAX_MESSAGE), AfterValidator(_not_blank)]
+    text: Annotated[str, Field(max_length=MAX_MESSAGE), AfterValidator(not_blank)]
 
 
 class Reason(Contract):
@@ -127,7 +128,7 @@ class ApprovalDecision(Contract):
     approval_id: str
     arguments_digest: str
     allow: bool
-    by: Annotated[str, Field(max_length=200), AfterValidator(_not_blank)]
+    by: Annotated[str, Field(max_length=200), AfterValidator(not_blank)]
     reason: str = Field(default="", max_length=2000)
 
 

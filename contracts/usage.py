@@ -58,6 +58,12 @@ class Usage(Contract):
         """Input and output tokens together, the number that `Budget.tokens` limits."""
         return self.input_tokens + self.output_tokens
 
+    def plus(self, other: Usage) -> Usage:
+        """Return what two runs used together. The cost is null as soon as one of them is."""
+        cost = None if self.cost_usd is None or other.cost_usd is None else self.cost_usd + other.cost_usd
+        names = [name for name in type(self).model_fields if name != "cost_usd"]
+        return Usage(cost_usd=cost, **{name: getattr(self, name) + getattr(other, name) for name in names})
+
     def plus_call(self, call: CallUsage) -> Usage:
         """Return the usage after one more model call."""
         cost = None if self.cost_usd is None or call.cost_usd is None else self.cost_usd + call.cost_usd

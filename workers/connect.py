@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
+from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_converter
 from temporalio.converter import DataConverter, ExternalStorage
 from temporalio.envconfig import ClientConfig
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from activities.store.blobs import BlobStore
 from activities.store.external import BlobStorageDriver
 from activities.store.local import LocalStore
+from contracts.activity_names import ErrorType
 from contracts.base import BadInput
 from workers.settings import Settings
 
@@ -26,10 +32,34 @@ def open_blobs(settings: Settings) -> BlobStore:
     return BlobStore(LocalStore(Path(settings.store)))
 
 
+class InputConverter(PydanticPayloadConverter):
+    """Refuses what a person sent that cannot be read at all, instead of failing the workflow task again and again.
+
+    Only values without a type come from people; what Caisson's own code sends has one, and waits for a worker that knows it.
+    """
+
+    def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
+        """See PayloadConverter. Raises ApplicationError `BadInput` for untyped values that cannot be read."""
+        try:
+            return super().from_payloads(payloads, type_hints)
+        except (ValueError, KeyError, RuntimeError) as error:
+            if type_hints:
+                raise
+            raise ApplicationError(
+                f"the input cannot be read: {_reason(error)}; it must be one JSON object",
+                type=ErrorType.BAD_INPUT,
+                non_retryable=True,
+            ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error.errors(include_url=False)[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+
+
 def data_converter(blobs: BlobStore) -> DataConverter:
     """The data converter that every client, worker and replayer of Caisson uses."""
     storage = ExternalStorage(drivers=[BlobStorageDriver(blobs)], payload_size_threshold=EXTERNAL_BYTES)
-    return dataclasses.replace(pydantic_data_converter, external_storage=storage)
+    return dataclasses.replace(pydantic_data_converter, payload_converter_class=InputConverter, external_storage=storage)
 
 
 async def connect(settings: Settings, blobs: BlobStore | None = None) -> Client:

@@ -7,6 +7,7 @@ continue-as-new is in one place, `CarriedRun`; everything else here belongs to t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
@@ -25,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
 
 from workflows import judge
 from workflows.activities import call, explain_failure
-from workflows.desk import Desk, parsed
+from workflows.desk import Desk, parsed, refused
 from workflows.tool_calls import Outcome, ToolCalls
 from workflows.visibility import details, show_progress, show_start
 from workflows.workspace import Workspace
@@ -36,10 +37,17 @@ EVENT_CAP = 10_000
 
 @workflow.defn(name="AgentRun")
 class AgentRun:
-    """One agent execution. The input is a RunInput as JSON; `carried` is the run's own, when it continues as new."""
+    """One agent execution. The input is a RunInput as JSON; `continued` is the run's own CarriedRun, when it continues as new."""
 
     @workflow.init
-    def __init__(self, request: JsonValue = None, carried: CarriedRun | None = None) -> None:
+    def __init__(self, request: JsonValue = None, continued: JsonValue = None) -> None:
+        # Taken as plain JSON and checked here, because a type that does not fit would fail the workflow task for ever.
+        self._wrong: ApplicationError | None = None
+        carried: CarriedRun | None = None
+        try:
+            carried = parsed(CarriedRun, continued, "the second input") if continued is not None else None
+        except ApplicationError:
+            self._wrong = refused("the run's input: AgentRun takes one input, but got a second one; remove it")
         self._run_id = workflow.info().workflow_id
         self._queues = Queues(workflow.info().task_queue)
         self._desk = Desk(carried)
@@ -52,12 +60,14 @@ class AgentRun:
         self._result: RunResult | None = None
 
     @workflow.run
-    async def run(self, request: JsonValue = None, carried: CarriedRun | None = None) -> RunResult:
+    async def run(self, request: JsonValue = None, continued: JsonValue = None) -> RunResult:
         """Work to the end.
 
         Fails with type `BadInput` on input that cannot be used, and with `RunFailed` (its details hold the RunResult) when the
         run had to give up.
         """
+        if self._wrong is not None:
+            raise self._wrong
         try:
             if self._carried is None:
                 self._carried = await self._prepare(parsed(RunInput, request, "the run's input"))
@@ -183,19 +193,21 @@ class AgentRun:
         return self._result
 
     async def _wait_while_paused(self) -> None:
-        if self._desk.paused_by is None or self._desk.stopped_by is not None:
+        if not self._desk.holds():
             return
         self._enter(RunState.PAUSED, f"paused {self._desk.paused_by}")
         show_progress(RunState.PAUSED, self._run.step, self._run.usage)
-        limit = self._run.budget.wall_seconds
-        spent = (workflow.now() - self._run.started_at).total_seconds()
-        try:
-            await workflow.wait_condition(
-                lambda: self._desk.paused_by is None or self._desk.stopped_by is not None,
-                timeout=None if limit is None else timedelta(seconds=max(limit - spent, 0)),
-            )
-        except TimeoutError:
-            return  # the wall-time budget ends the run at the next check
+        while self._desk.holds():
+            run = self._spend_time()
+            limit = run.budget.wall_seconds
+            left = None if limit is None else limit - run.usage.wall_seconds
+            if left is not None and left <= 0:
+                return  # the wall-time budget ends the run at the next check
+            # People may extend the budget meanwhile, so what is left of it is counted anew when this much has passed.
+            with contextlib.suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: not self._desk.holds(), timeout=None if left is None else timedelta(seconds=left)
+                )
         self._enter(RunState.RUNNING, "resumed")
 
     async def _continue_as_new(self) -> None:
@@ -250,7 +262,7 @@ class AgentRun:
             pending_approvals=tuple(self._desk.pending.values()),
             queued_messages=len(self._desk.messages),
             usage=run.usage if run else Usage(),
-            budget=run.budget if run else Budget(),
+            budget=self._desk.foreseen(run.budget) if run else Budget(),
             sandbox=self._workspace.sandbox,
             checkpoint=Checkpoint(step=run.step, transcript=run.head, usage=run.usage) if run else None,
             result=self._result,

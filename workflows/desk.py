@@ -54,6 +54,10 @@ class Desk:
         """What a run takes with it when it continues as new. No approval is ever open then."""
         return {"messages": tuple(self.messages), "paused_by": self.paused_by, "stopped_by": self.stopped_by}
 
+    def holds(self) -> bool:
+        """Whether the run is to wait before its next model call."""
+        return self.paused_by is not None and self.stopped_by is None
+
     def check_open(self, what: str) -> None:
         """Refuse anything said to a run that is over."""
         if self.finished:
@@ -87,7 +91,7 @@ class Desk:
 
     def pause(self, raw: JsonValue) -> str:
         """Hold the run before its next model call."""
-        self.paused_by = _who(parsed(Reason, raw, "pause"))
+        self.paused_by = who(parsed(Reason, raw, "pause"))
         return "the run pauses before its next model call"
 
     def check_resume(self, raw: JsonValue) -> None:
@@ -109,7 +113,7 @@ class Desk:
 
     def stop(self, raw: JsonValue) -> str:
         """End the run after the step in flight."""
-        self.stopped_by = _who(parsed(Reason, raw, "stop"))
+        self.stopped_by = who(parsed(Reason, raw, "stop"))
         return "the run ends after this step and returns what there is"
 
     def check_extension(self, raw: JsonValue) -> None:
@@ -126,8 +130,13 @@ class Desk:
 
     def extended(self, budget: Budget) -> Budget:
         """Return `budget` with every extension that was not counted yet, once."""
-        taken, self.extensions = self.extensions, []
-        for more in taken:
+        budget = self.foreseen(budget)
+        self.extensions = []
+        return budget
+
+    def foreseen(self, budget: Budget) -> Budget:
+        """Return `budget` as it will be when every extension is counted; changes nothing, so a query may ask."""
+        for more in self.extensions:
             budget = extend(budget, more)
         return budget
 
@@ -159,6 +168,7 @@ class Desk:
         return self.decided.pop(approval.approval_id, None)
 
 
-def _who(reason: Reason) -> str:
+def who(reason: Reason) -> str:
+    """Say in a few words who asked for something, and why."""
     by = f"by {reason.by}" if reason.by else "by request"
     return f"{by}: {reason.reason}" if reason.reason else by

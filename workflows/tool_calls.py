@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.common import RawValue, RetryPolicy
+from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_cancelled_exception
 
 from workflows.activities import call, explain_failure
 from workflows.desk import Desk
@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
 
     from contracts.activity_names import APPLY_PATCH, RUN_SHELL
     from contracts.agent import Verdict
-    from contracts.blob import Text
+    from contracts.blob import Text, whole_characters
     from contracts.model import ToolCall, ToolCallInput, ToolOutputItem
     from contracts.prepare import ActivityRoute, PrepareRunResult
     from contracts.run import PendingApproval, RunState
@@ -144,28 +144,69 @@ class ToolCalls:
             )
         arguments: JsonValue = json.loads(one.arguments.inline)
         try:
-            result: JsonValue = await workflow.execute_activity(
+            result: RawValue = await workflow.execute_activity(
                 route.activity,
                 arguments,
+                result_type=RawValue,
                 task_queue=route.task_queue,
                 summary=one.summary,
                 start_to_close_timeout=timedelta(seconds=route.timeout_seconds),
                 # Nobody may be there to run it: a wrong queue must reach the model, not hang the run.
-                schedule_to_start_timeout=timedelta(seconds=max(route.timeout_seconds, 60)),
+                schedule_to_start_timeout=timedelta(seconds=route.queue_seconds),
                 retry_policy=RetryPolicy(maximum_attempts=route.max_attempts),
                 cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            kind, message = explain_failure(error)
-            return _told(one, f"{one.name}: failed: {kind}: {message}", f"{one.summary} → failed")
-        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+            return _told(one, f"{one.name}: failed: {_why(error, route)}"[:MAX_FAILURE], f"{one.summary} → failed")
+        text = _text_of(result)
+        if text is None:
+            return _told(
+                one,
+                f"{one.name}: it ran, but what it returned cannot be read; its activity must return JSON or UTF-8 text",
+                f"{one.summary} → unreadable",
+            )
         return Outcome(ToolOutputItem(call_id=one.call_id, output=Text(inline=_bounded(text))), one.summary)
 
 
 MAX_ACTIVITY_OUTPUT = 128 * 1024
 """Characters of an activity tool's result that the model is given."""
+
+MAX_FAILURE = 4000
+"""Characters of an activity tool's failure that the model is given."""
+
+
+def _why(error: ActivityError, route: ActivityRoute) -> str:
+    if isinstance(error.cause, TimeoutError) and error.cause.type is TimeoutType.SCHEDULE_TO_START:
+        return (
+            f"no worker of task queue {route.task_queue!r} has taken it for {route.queue_seconds:g} s; it was not run. "
+            "Its worker is not running, or the queue's name is wrong"
+        )
+    kind, message = explain_failure(error)
+    return f"{kind}: {message}"
+
+
+def _text_of(result: RawValue) -> str | None:
+    """Return what somebody's activity returned as text, or None when it is in a form that cannot be shown.
+
+    It comes from any SDK and any language, so nothing about its form may be taken for granted: an exception here would fail the
+    workflow task again and again.
+    """
+    encoding, data = result.payload.metadata.get("encoding", b"").decode(errors="replace"), result.payload.data
+    if encoding == "binary/null":
+        return "null"
+    try:
+        if encoding in ("json/plain", "json/protobuf"):
+            value: JsonValue = json.loads(data)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        elif encoding == "binary/plain":
+            text = data.decode()
+        else:
+            return None
+    except (ValueError, RecursionError):
+        return None
+    return whole_characters(text)
 
 
 def _bounded(text: str) -> str:

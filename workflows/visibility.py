@@ -43,6 +43,13 @@ def show_progress(state: RunState, step: int, usage: Usage) -> None:
     workflow.upsert_search_attributes(updates)
 
 
+def show_batch(agent: str, state: RunState, finished: int, usage: Usage, line: str) -> None:
+    """Show how a batch stands: `CaissonStep` counts its finished runs."""
+    workflow.upsert_search_attributes([AGENT.value_set(agent)])
+    show_progress(state, finished, usage)
+    workflow.set_current_details(line)
+
+
 def details(state: RunState, run: CarriedRun, activity: str, recent: list[str]) -> str:
     """Return the run's current state as short Markdown for the Web UI."""
     usage, label = run.usage, f" ({run.model_label})" if run.model_label else ""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from jsonschema import Draft202012Validator
 from openai import AsyncOpenAI
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
-from activities.model.calls import read_calls, unique_call_ids
+from activities.model.calls import BadJson, read_calls, read_json, schema_faults, unique_call_ids
 from activities.model.client import Answer, ask_in_background, ask_streaming
 from activities.model.errors import translate
 from activities.model.prices import PriceTable
-from activities.model.request import Reply, build_request, read_reply
-from activities.model.transcript import Entry, Item, Origin, TranscriptStore
+from activities.model.request import Reply, build_request, read_reply, sendable
+from activities.model.transcript import Entry, Origin, TranscriptStore
 from activities.store.blobs import BlobStore
 from activities.tools.definitions import definitions
 from contracts.activity_names import CALL_MODEL
@@ -67,7 +65,7 @@ class ModelActivities:
         usage = reply.usage.model_copy(update={"cost_usd": self._prices.cost(agent.model, reply.usage)})
         head = await self._transcripts.append(
             call.head,
-            (*new, *(Entry(call.step, "model", item) for item in output)),
+            (*new, *(Entry(call.step, "model", sendable(item)) for item in output)),
             {
                 "step": call.step,
                 "response_id": reply.id,
@@ -128,11 +126,10 @@ def _schema_fault(agent: ResolvedAgent, reply: Reply) -> str | None:
     if schema is None or reply.finish != "final":
         return None
     try:
-        value: Item = json.loads(reply.text)
-    except json.JSONDecodeError as error:
-        return f"the answer is not JSON: {error.msg} at character {error.pos}"
-    faults = sorted(Draft202012Validator(schema).iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
+        value = read_json(reply.text)
+    except BadJson as error:
+        return f"the answer: {error}"
+    faults = schema_faults(value, schema)
     if not faults:
         return None
-    told = [f"{'.'.join(map(str, fault.absolute_path)) or 'the answer'}: {fault.message[:300]}" for fault in faults[:5]]
-    return "; ".join(told) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+    return "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")

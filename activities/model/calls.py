@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from pydantic import JsonValue
 
 from activities.model.transcript import Item
 from activities.store.blobs import BlobStore
@@ -18,6 +20,10 @@ from contracts.model import ToolCall
 MAX_CALLS = 64
 """Calls of one answer that are carried out; a wider fan-out is told to the model instead."""
 
+MAX_DEPTH = 100
+"""Levels of JSON that a model may nest; pydantic, which carries it on, refuses more than about 200."""
+
+_MAX_DIGITS = 300
 _PATCH_LINE = re.compile(r"^\*\*\* (Add|Update|Delete) File: (.+?)\s*$", re.MULTILINE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -31,8 +37,8 @@ class ToolDefinition:
     parameters: dict[str, Any]
 
 
-class _BadArguments(ValueError):
-    pass
+class BadJson(ValueError):
+    """What a model wrote is not the JSON that is wanted; the message says why."""
 
 
 def unique_call_ids(output: Sequence[Item], taken: set[str]) -> tuple[list[Item], set[str]]:
@@ -80,12 +86,12 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
     elif n >= MAX_CALLS:
         fault = f"not run: at most {MAX_CALLS} calls are carried out for one answer; ask again for the rest"
     elif name not in tools:
-        fault = f"no tool is named {name!r}; the tools are: {', '.join(sorted(tools)) or 'none'}"
+        fault = f"no tool is named {name[:200]!r}; the tools are: {', '.join(sorted(tools)) or 'none'}"
     else:
         try:
             arguments = parse_arguments(raw, tools[name].parameters)
-        except _BadArguments as error:
-            fault = f"{name}: the arguments {error}; nothing was run, correct them and call again"
+        except BadJson as error:
+            fault = f"{name}: bad arguments: {error}; nothing was run, correct them and call again"
     canonical = canonical_json(arguments).decode() if fault is None else _SURROGATE.sub("\ufffd", raw)
     return ToolCall(
         call_id=call_id,
@@ -101,23 +107,45 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
 def parse_arguments(raw: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Parse a call's arguments strictly and check them against the tool's schema.
 
-    No text at all counts as `{}`. Raises ValueError saying what is wrong: text that is not JSON, not an object, holds NaN, a name
-    twice or half a surrogate pair, or does not fit the schema.
+    No text at all counts as `{}`. Raises BadJson for what is no JSON, no object, or does not fit the schema.
+    """
+    value = read_json(raw) if raw.strip() else {}
+    if not isinstance(value, dict):
+        raise BadJson(f"must be a JSON object, but this is {_kind(value)}")
+    faults = schema_faults(value, schema)
+    if faults:
+        raise BadJson(faults[0])
+    return value
+
+
+def schema_faults(value: JsonValue, schema: dict[str, Any]) -> list[str]:
+    """Return how a value does not fit a schema, a line each, in the order of their places."""
+    try:
+        faults = sorted(Draft202012Validator(schema).iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
+    except RecursionError:
+        return ["cannot be checked: the schema's $ref go round in circles"]
+    places = [".".join(map(str, fault.absolute_path)) for fault in faults]
+    return [f"{place + ': ' if place else ''}{fault.message[:300]}" for place, fault in zip(places, faults, strict=True)]
+
+
+def read_json(text: str) -> JsonValue:
+    """Parse what a model wrote as JSON, strictly.
+
+    Raises BadJson saying what is wrong: text that is not JSON, or holds NaN, a number without bounds, a name twice, half of a
+    surrogate pair, or nests deeper than what carries it allows.
     """
     try:
-        value = json.loads(raw, parse_constant=_no_constant, object_pairs_hook=_no_duplicates) if raw.strip() else {}
+        value: JsonValue = json.loads(
+            text, parse_constant=_no_constant, parse_float=_finite, parse_int=_countable, object_pairs_hook=_no_duplicates
+        )
     except json.JSONDecodeError as error:
-        raise _BadArguments(f"are not JSON: {error.msg} at character {error.pos} of {len(raw)}") from error
+        raise BadJson(f"not JSON: {error.msg} at character {error.pos} of {len(text)}") from error
     except RecursionError as error:
-        raise _BadArguments("are nested too deeply") from error
-    if not isinstance(value, dict):
-        raise _BadArguments(f"must be a JSON object, but are {_kind(value)}")
+        raise BadJson("nested too deeply") from error
+    if _deeper(value, MAX_DEPTH):
+        raise BadJson(f"nested too deeply: at most {MAX_DEPTH} levels")
     if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        raise _BadArguments("hold half of a surrogate pair, which is no character")
-    faults = sorted(Draft202012Validator(schema).iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
-    for fault in faults:
-        where = ".".join(map(str, fault.absolute_path))
-        raise _BadArguments(f"do not fit: {where + ': ' if where else ''}{fault.message[:500]}")
+        raise BadJson("holds half of a surrogate pair, which is no character")
     return value
 
 
@@ -136,7 +164,20 @@ def summarise(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _no_constant(name: str) -> Any:
-    raise _BadArguments(f"hold {name}, which is no JSON value")
+    raise BadJson(f"holds {name}, which is no JSON value")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise BadJson(f"holds {digits[:40]}, which is too large a number")
+    return number
+
+
+def _countable(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise BadJson(f"holds a number of {len(digits)} digits, which is too large")
+    return int(digits)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,8 +185,13 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _BadArguments(f"give {twice!r} twice")
+        raise BadJson(f"gives {twice!r} twice")
     return result
+
+
+def _deeper(value: JsonValue, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 1 or _deeper(part, levels - 1) for part in parts)
 
 
 def _kind(value: object) -> str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any, cast
 
 import httpx2
-from openai import AsyncOpenAI, AsyncStream, NotFoundError
-from openai.types.responses import Response, ResponseStreamEvent
+from openai import AsyncOpenAI, AsyncStream, NotFoundError, OpenAIError
+from openai.types.responses import Response
 
 from activities.heartbeat import Beat
 from activities.model.errors import ReplyFault
 from activities.store.blobs import BlobStore
+from contracts.base import sha256_hex
+from contracts.blob import whole_characters
 
 LABEL_HEADER = "x-caisson-model"
 """A header by which an endpoint says that it is no language model; what it says is shown with the result."""
 
 _TAIL = 300
+_READ_OUT_SECONDS = 0.5
 _POLL_SECONDS = (0.2, 0.5, 1.0, 2.0)
 
 
@@ -38,26 +42,38 @@ def make_client(api_key: str, base_url: str | None) -> AsyncOpenAI:
 
 async def ask_streaming(client: AsyncOpenAI, request: dict[str, Any], key: str, timeout: float, beat: Beat) -> Answer:
     """Stream one response to its end. Raises ReplyFault when it has no end: a cut stream is no answer."""
-    stream = cast(
-        "AsyncStream[ResponseStreamEvent]",
-        await client.responses.create(**request, stream=True, timeout=timeout, extra_headers={"Idempotency-Key": key}),
-    )
-    label = stream.response.headers.get(LABEL_HEADER)
-    if "application/json" in stream.response.headers.get("content-type", ""):
-        # Some compatible servers answer whole, whatever was asked.
-        return Answer(_accept(Response.model_validate(json.loads(await stream.response.aread()))), label)
+    raw = await client.responses.with_raw_response.create(**request, stream=True, timeout=timeout, extra_headers=_idempotent(key))
+    label = raw.headers.get(LABEL_HEADER)
+    if "application/json" in raw.headers.get("content-type", ""):
+        # Some compatible servers answer whole, whatever was asked, and leave fields out; `construct` is lenient, as in a stream.
+        return Answer(_accept(Response.construct(**json.loads(await raw.http_response.aread()))), label)
     text, received = "", 0
-    async with stream:
-        async for event in stream:
+    # Events as plain objects: the SDK tries each against fifty types, which for a long answer costs a second of this process.
+    async with raw.parse(to=AsyncStream[object]) as stream:
+        async for data in stream:
+            event = cast("dict[str, Any]", data)
+            kind = event.get("type")
             received += 1
-            if event.type in ("response.output_text.delta", "response.function_call_arguments.delta"):
-                text = (text + event.delta)[-_TAIL:]
-            beat.details = {"events": received, "tail": text}
-            if event.type in ("response.completed", "response.incomplete", "response.failed"):
-                return Answer(_accept(event.response), label)
-            if event.type == "error":
-                raise ReplyFault(f"the stream ended with an error: {event.message}", event.code)
+            if kind in ("response.output_text.delta", "response.function_call_arguments.delta"):
+                text = (text + event["delta"])[-_TAIL:]
+            beat.details = {"events": received, "tail": whole_characters(text)}
+            if kind in ("response.completed", "response.incomplete", "response.failed"):
+                await _read_out(stream)
+                return Answer(_accept(Response.construct(**event["response"])), label)
+            if kind == "error":
+                raise ReplyFault(f"the stream ended with an error: {event.get('message')}", event.get("code"))
     raise ReplyFault(f"the stream broke off after {received} events, before response.completed")
+
+
+async def _read_out(stream: AsyncStream[object]) -> None:
+    """Read what follows the last event, so that the connection is free for the next call, which then needs no new one.
+
+    The answer is whole by now: whatever goes wrong here is no fault of it, and a server that keeps silent is not waited for.
+    """
+    with contextlib.suppress(TimeoutError, OpenAIError, httpx2.HTTPError, ValueError):
+        async with asyncio.timeout(_READ_OUT_SECONDS):
+            async for _ in stream:
+                pass
 
 
 async def ask_in_background(
@@ -75,7 +91,7 @@ async def ask_in_background(
     known = await blobs.get_record(name)
     if known is None:
         raw = await client.responses.with_raw_response.create(
-            **request, background=True, timeout=60, extra_headers={"Idempotency-Key": f"{key}/{attempt}"}
+            **request, background=True, timeout=60, extra_headers=_idempotent(f"{key}/{attempt}")
         )
         started = cast("Response", raw.parse())
         known = await blobs.put_record(name, {"id": started.id, "label": raw.headers.get(LABEL_HEADER)})
@@ -98,6 +114,11 @@ async def _finished(client: AsyncOpenAI, response_id: str, beat: Beat) -> Respon
             return response
         await asyncio.sleep(_POLL_SECONDS[min(polls, len(_POLL_SECONDS) - 1)])
         polls += 1
+
+
+def _idempotent(key: str) -> dict[str, str]:
+    # A key holds the run's id, which people choose freely; a header holds ASCII only.
+    return {"Idempotency-Key": sha256_hex(key.encode("utf-8", "surrogatepass"))}
 
 
 def _accept(response: Response) -> Response:

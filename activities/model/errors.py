@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import email.utils
+import itertools
 import json
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -60,6 +62,8 @@ def translate(error: Exception, now: datetime | None = None) -> ApplicationError
     if isinstance(error, openai.APITimeoutError):
         return _retry(f"no reply in time: {_causes(error)}")
     if isinstance(error, openai.APIConnectionError):
+        if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _chain(error)):
+            return _stop(f"the endpoint's certificate is not trusted: {_causes(error)} - check OPENAI_BASE_URL and SSL_CERT_FILE")
         return _retry(f"the connection failed: {_causes(error)}")
     if isinstance(error, openai.APIError):
         return _from_code(error.code, f"the stream ended with an error: {error.message}")
@@ -130,11 +134,16 @@ def _bounded(delay: timedelta) -> timedelta:
     return min(max(delay, timedelta(milliseconds=1)), MAX_RETRY_AFTER)
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    # Not every layer says `raise ... from`, so what was being handled counts as a cause too.
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__
+
+
 def _causes(error: BaseException) -> str:
-    parts = [str(error) or type(error).__name__]
-    while error.__cause__ is not None and len(parts) < 4:
-        error = error.__cause__
-        parts.append(str(error) or type(error).__name__)
+    parts = [str(cause) or type(cause).__name__ for cause in itertools.islice(_chain(error), 4)]
     return _shortened(": ".join(dict.fromkeys(parts)))
 
 

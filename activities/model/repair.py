@@ -29,28 +29,25 @@ def _with_one_output_each(items: Sequence[Item]) -> list[Item]:
     for item in items:
         if item.get("type") in _OUTPUTS:
             outputs.setdefault(str(item.get("call_id")), item)
-    asked = {str(item.get("call_id")) for item in items if item.get("type") in _CALLS}
     result: list[Item] = []
     waiting: list[Item] = []
-    given: set[str] = set()
     for item in items:
-        kind, call_id = item.get("type"), str(item.get("call_id"))
-        if kind in _OUTPUTS:
-            if call_id in given or call_id not in asked:
-                continue
-            given.add(call_id)
-            waiting = [call for call in waiting if call["call_id"] != call_id]
-        elif waiting and not _is_models(item):
-            # What follows is no longer the answer that asked for the call: its output must stand before this item.
-            for call in waiting:
-                own = str(call["call_id"])
-                result.append(outputs.get(own) or _interrupted(call))
-                given.add(own)
+        # What is no longer the answer that asked for the calls: their outputs stand before it.
+        if waiting and not _is_models(item):
+            result += [_output_of(call, outputs) for call in waiting]
             waiting = []
+        if item.get("type") in _OUTPUTS:
+            continue
         result.append(item)
-        if kind in _CALLS:
+        if item.get("type") in _CALLS:
             waiting.append(item)
-    return result + [_interrupted(call) for call in waiting]
+    return result + [_output_of(call, outputs) for call in waiting]
+
+
+def _output_of(call: Item, outputs: dict[str, Item]) -> Item:
+    found = outputs.get(str(call.get("call_id")))
+    kind = _CALLS[call["type"]]
+    return found if found is not None and found["type"] == kind else _interrupted(call)
 
 
 def _without_lone_reasoning(items: Iterable[Item]) -> list[Item]:
@@ -74,4 +71,4 @@ def _is_models(item: Item) -> bool:
 
 
 def _interrupted(call: Item) -> Item:
-    return {"type": _CALLS[call["type"]], "call_id": call["call_id"], "output": INTERRUPTED}
+    return {"type": _CALLS[call["type"]], "call_id": call.get("call_id"), "output": INTERRUPTED}

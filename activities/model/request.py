@@ -11,6 +11,7 @@ from openai.types.responses import Response
 from activities.model.repair import repair
 from activities.model.transcript import Entry, Item
 from activities.tools.definitions import definitions
+from contracts.blob import whole_characters
 from contracts.prepare import ResolvedAgent
 from contracts.usage import CallUsage
 
@@ -31,13 +32,13 @@ class Reply:
 def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, step: int) -> dict[str, Any]:
     """Return the arguments of `responses.create`, without those that say how the reply is delivered.
 
-    The items travel as `extra_body`, which the SDK sends as it is: its typed conversion of a long list takes seconds.
+    All of it travels as `extra_body`, which the SDK sends as it is: its typed conversion of a long list takes seconds, and even
+    of the tools alone milliseconds.
     """
     spec, settings = agent.spec, agent.spec.model_settings
-    request: dict[str, Any] = {
-        "model": agent.model,
+    body: dict[str, Any] = {
         "instructions": agent.instructions,
-        "extra_body": {"input": repair([entry.item for entry in entries])},
+        "input": repair([entry.item for entry in entries]),
         "store": settings.store,
         # A stable key per run lets the service reuse the prefix it has already read.
         "prompt_cache_key": run_id[:64],
@@ -58,8 +59,8 @@ def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, s
         "include": None if settings.store else ["reasoning.encrypted_content"],
         "text": _text_format(spec.output_schema),
     }
-    request.update({name: value for name, value in optional.items() if value is not None})
-    return request
+    body.update({name: value for name, value in optional.items() if value is not None})
+    return {"model": agent.model, "extra_body": body}
 
 
 def read_reply(response: Response) -> Reply:
@@ -83,7 +84,26 @@ def read_reply(response: Response) -> Reply:
 
 def _input_form(item: Item) -> Item:
     """An output item as it is sent back. `status` is the service's own; some endpoints refuse it in a request."""
-    return {name: value for name, value in item.items() if name != "status" and value is not None}
+    # Arguments stay as they came until they are judged: a repaired one would run something else than the model wrote.
+    return {
+        name: value if name in ("arguments", "input") else sendable(value)
+        for name, value in item.items()
+        if name != "status" and value is not None
+    }
+
+
+def sendable(value: Any) -> Any:
+    """Return a JSON value in which every string can be encoded.
+
+    A model may write half of a surrogate pair. Left as it is, no later request of the run could be sent.
+    """
+    if isinstance(value, str):
+        return whole_characters(value)
+    if isinstance(value, list):
+        return [sendable(part) for part in value]
+    if isinstance(value, dict):
+        return {name: sendable(part) for name, part in value.items()}
+    return value
 
 
 def _texts(output: Sequence[Item]) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ _ERROR_TYPES: Mapping[type[SandboxError], str] = {
     SandboxGone: ErrorType.SANDBOX_GONE,
     SandboxQuota: ErrorType.SANDBOX_STOP,
     SandboxAuth: ErrorType.SANDBOX_STOP,
-    BadSandboxSpec: ErrorType.SANDBOX_STOP,
+    BadSandboxSpec: ErrorType.BAD_INPUT,
 }
 
 
@@ -52,7 +52,7 @@ class ProviderRegistry:
         """Return a provider. Raises BadSandboxSpec naming those that this worker has."""
         if name not in self._factories:
             known = ", ".join(sorted(self._factories)) or "none"
-            raise BadSandboxSpec(f"sandbox.provider: this worker has no provider {name!r}; it has: {known}")
+            raise BadSandboxSpec(f"sandbox.provider: this worker has no provider {name!r}; choose one that it has: {known}")
         if name not in self._built:
             self._built[name] = self._factories[name]()
         return self._built[name]

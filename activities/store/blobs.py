@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from activities.store.port import ObjectDamaged, ObjectExists, ObjectMissing, ObjectStore
 from contracts.base import canonical_json, sha256_hex
-from contracts.blob import INLINE_LIMIT, BlobRef, Text, preview_of
+from contracts.blob import INLINE_LIMIT, BlobRef, Text, preview_of, whole_characters
 
 _REFERENCE_WORTHY = 256
 """Text up to this many bytes is cheaper to repeat in history than to reference."""
@@ -84,7 +84,8 @@ class BlobStore:
 
     async def put_text(self, text: str, inline_limit: int = INLINE_LIMIT) -> Text:
         """Hold text of any size: inline up to `inline_limit` bytes, stored when a later reader may want it by reference."""
-        data = text.encode("utf-8", "replace")
+        text = whole_characters(text)
+        data = text.encode()
         if len(data) <= _REFERENCE_WORTHY:
             return Text(inline=text)
         ref = await self.put(data)

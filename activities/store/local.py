@@ -75,7 +75,7 @@ class LocalStore:
             yield key
 
     def _path(self, key: str) -> Path:
-        if not _KEY.match(key):
+        if not _KEY.fullmatch(key):
             raise StoreError(f"object key {key!r}: parts of letters, digits and ._=- with / between them are allowed")
         return self._root / key
 

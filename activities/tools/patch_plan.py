@@ -258,7 +258,7 @@ def _edited(path: str, file: _FileText, placements: Sequence[Placement]) -> list
         result += file.lines[done : placement.start]
         new = list(_replacement(file, placement))
         fault = f"{path}, hunk {placement.hunk.number} (patch line {placement.hunk.number_in_patch})"
-        if new == list(file.lines[placement.start : placement.end]):
+        if [line.text for line in new] == [line.text for line in file.lines[placement.start : placement.end]]:
             raise PatchFault(f"{fault}: it changes nothing: the file has these lines already")
         replacing = any(line.kind == ADDED and "\ufffd" in line.text for line in placement.lines)
         if replacing and file.has_undecodable():

@@ -33,7 +33,9 @@ class Stack:
     state: Path
     notices: list[str]
 
-    async def start(self, scenario: str, agent: dict[str, Any] | str | None = None, *, run_id: str | None = None, **more: Any) -> Handle:
+    async def start(
+        self, scenario: str, agent: dict[str, Any] | str | None = None, *, run_id: str | None = None, **more: Any
+    ) -> Handle:
         """Start a run whose task names the scenario that the scripted model plays for it."""
         request = {"task": f"Play [{scenario}].", **({"agent": agent} if agent is not None else {}), **more}
         return await self.start_raw(request, run_id or f"{scenario}-{uuid.uuid4().hex[:8]}")
@@ -111,6 +113,11 @@ def make_stack(state: Path, environ: dict[str, str] | None = None) -> Stack:
     every = [one for file in sorted(SCENARIOS.glob("*.yaml")) for one in yaml.safe_load(file.read_text())["scenarios"]]
     scenario.write_text(yaml.safe_dump({"scenarios": every}, sort_keys=False))
     options = DevOptions(
-        file=Path("temporal-dev.yml"), run=Path("unused"), scenario=scenario, port=free_port(), ui_port=free_port(), state_dir=state
+        file=Path("temporal-dev.yml"),
+        run=Path("unused"),
+        scenario=scenario,
+        port=free_port(),
+        ui_port=free_port(),
+        state_dir=state,
     )
     return Stack(DevStack(options, load_settings({}), environ or {}, notices.append), state, notices)

@@ -96,8 +96,8 @@ async def test_the_hosts_devices_cannot_be_changed(local: Local) -> None:
 async def test_the_kernels_settings_cannot_be_changed(local: Local) -> None:
     """No file of /proc that steers the host is open for writing."""
     text = await local.text(
-        "for f in /proc/sys/kernel/core_pattern /proc/sys/vm/drop_caches /proc/sysrq-trigger /proc/mtrr /proc/kcore"
-        " /proc/slabinfo; do (: >> $f) 2>/dev/null && echo opened $f; done; head -c1 /proc/kcore /proc/slabinfo 2>/dev/null; echo done"
+        "for f in /proc/sys/kernel/core_pattern /proc/sys/vm/drop_caches /proc/sysrq-trigger /proc/mtrr /proc/kcore;"
+        " do (: >> $f) 2>/dev/null && echo opened $f; done; head -c1 /proc/kcore /proc/slabinfo 2>/dev/null; echo done"
     )
     assert text == "done\n"
 
@@ -202,7 +202,7 @@ async def test_files_of_proc_are_not_handed_out(local: Local) -> None:
 @pytest.mark.parametrize("blow", ["kill -9 $PPID", "kill -STOP $PPID", "kill -9 -1"])
 async def test_a_command_that_ends_its_supervisor_loses_its_result_only(local: Local, blow: str) -> None:
     """A job whose supervisor is killed or stopped from inside ends as lost, what it left dies, and the sandbox goes on."""
-    result = await local.sh(f"echo before; setsid sleep 316.1 & {blow}; sleep 316.1")
+    result = await local.sh(f"echo before; sleep 0.1; setsid sleep 316.1 & {blow}; sleep 316.1")
     assert (result.state, result.exit_code, result.stdout) == (JobState.LOST, None, b"before\n")
     assert b"how it ended is not known" in result.stderr
     assert not await local.alive("316.1")
@@ -216,7 +216,7 @@ async def test_signals_to_everything_spare_the_supervisors(local: Local) -> None
 
 async def test_an_ordinary_worker_needs_no_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without root, bubblewrap is started as the worker's own user."""
-    monkeypatch.setattr(local_start.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     provider = LocalProvider(root)
     sandbox = await provider.attach(await make(provider))
     assert (await sandbox.exec(bash("1", "id -u; echo $PROJECT"))).stdout == b"1000\nnorth wing\n"

@@ -121,6 +121,17 @@ async def test_list_selects_by_labels(provider: LocalProvider) -> None:
     assert await provider.list({"run": LABELS["run"], "kind": "other"}) == []
 
 
+async def test_listing_clears_away_what_died(local: Local) -> None:
+    """The files of a sandbox that died, and what killed workers left half done, do not stay on the disk."""
+    os.kill(local.init_pid(), signal.SIGKILL)
+    root = local.directory.parent
+    for left in (".new-local-aa", ".dead-local-bb"):
+        (root / left / "workspace").mkdir(parents=True)
+    await asyncio.sleep(0.1)
+    assert await local.provider.list({}) == []
+    assert [path.name for path in root.iterdir()] == ["locks"]
+
+
 async def test_kill_ends_every_process_and_removes_every_file(local: Local) -> None:
     """After kill no process of the sandbox and nothing of its directory is left."""
     await local.sh("setsid sleep 4711.1 & sleep 4711.1 & (sleep 4711.1 &)")

@@ -20,7 +20,7 @@ from tests.sandbox.local_support import Local, bash
 TREES = {
     "own session": "setsid sleep 317.1 & wait",
     "double fork": "(setsid bash -c 'sleep 317.1 & disown; sleep 317.1' &) ; sleep 317.1",
-    "ignores TERM": "trap '' TERM; setsid bash -c \"trap '' TERM; while :; do sleep 317.1; done\" & while :; do sleep 317.1; done",
+    "ignores TERM": "f() { trap '' TERM; while :; do sleep 317.1; done; }; export -f f; setsid bash -c f & f",
     "stopped": "sleep 317.1 & kill -STOP $!; wait",
     "nohup": "nohup sleep 317.1 >/dev/null 2>&1 & disown; sleep 317.1",
     "first thread ended": (
@@ -28,7 +28,9 @@ TREES = {
         "threading.Thread(target=time.sleep, args=(317.1,)).start()\n"
         "ctypes.CDLL(None).pthread_exit(None)' 317.1"
     ),
-    "subreaper": "python3 -c 'import ctypes, os, time; ctypes.CDLL(None).prctl(36, 1); os.fork() or os.fork(); time.sleep(317)' 317.1",
+    "subreaper": (
+        "python3 -c 'import ctypes, os, time\nctypes.CDLL(None).prctl(36, 1); os.fork() or os.fork(); time.sleep(317)' 317.1"
+    ),
     "fork bomb": "ulimit -u 120; f() { f & f & sleep 317.1; wait; }; f 2>/dev/null",
 }
 
@@ -206,7 +208,7 @@ async def test_an_init_that_was_robbed_of_its_limits_hangs_nobody(local: Local) 
                 await local.sh("echo after")
 
 
-async def test_a_thousand_commands_leak_nothing(local: Local) -> None:
+async def test_many_commands_leak_nothing(local: Local) -> None:
     """Neither open files nor processes nor memory grow with the number of commands."""
     pid = local.init_pid()
 
@@ -219,7 +221,7 @@ async def test_a_thousand_commands_leak_nothing(local: Local) -> None:
 
     await local.sh("true")
     before = state()
-    for _ in range(250):
+    for _ in range(100):
         await asyncio.gather(*(local.run("true") for _ in range(4)))
     await asyncio.sleep(0.1)
     after = state()

@@ -118,8 +118,15 @@ async def test_a_request_sent_by_half_starts_nothing(local: Local) -> None:
     """What a worker killed while sending left in the socket is dropped, and the job can still be started."""
     request = encode(
         {
-            "version": VERSION, "nonce": local.sandbox.ref.nonce, "op": "exec", "job": "job", "cwd": "/", "env": {},
-            "argv": ["touch", "/workspace/half"], "stdin": False, "timeout": 5.0,
+            "version": VERSION,
+            "nonce": local.sandbox.ref.nonce,
+            "op": "exec",
+            "job": "job",
+            "cwd": "/",
+            "env": {},
+            "argv": ["touch", "/workspace/half"],
+            "stdin": False,
+            "timeout": 5.0,
         }
     )
     held = os.open(local.directory, os.O_PATH)

@@ -275,6 +275,7 @@ class TestPlace:
     def test_a_hunk_that_leaves_the_file_as_it_is_is_refused(self) -> None:
         """A loose match whose new lines the file already has changes nothing."""
         assert "changes nothing" in refused('@@\n-"a"\n+“a”\n', "“a”\n".encode())
+        assert "changes nothing" in refused("@@\n+a\n-a\u00a0\n", b"a")
 
 
 def test_a_large_patch_takes_well_under_a_second() -> None:

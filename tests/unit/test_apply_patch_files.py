@@ -62,7 +62,7 @@ class TestFiles:
         ],
     )
     def test_only_regular_files_are_updated_and_deleted(self, operation: str, view: FileView, said: str) -> None:
-        """Missing files, directories and links are refused (openai/codex#4233, oryx-labs/oryxos PR#146, anomalyco/opencode#43346)."""
+        """Missing files, directories and links are refused (openai/codex#4233 and PR#1705, oryx-labs/oryxos PR#146)."""
         assert said in refusal(operation, {"it": view})
 
     @pytest.mark.parametrize("operation", ["*** Add File: a/b/c\n+x\n", "*** Update File: f\n*** Move to: a/b/c\n"])

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,6 @@ from activities.sandbox.providers.local_state import Record, StateDirectory
 from contracts.sandbox import JobResult, SandboxRef, SandboxSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from activities.sandbox.providers.local_wire import Change, Entry, Request
 
 CHUNK = 1 << 20
@@ -67,15 +64,18 @@ class LocalSandbox:
         }
         job = self._job(command.job_id)
         async with self._client.converse() as conversation:
-            with self._job_files(job, command.stdin) as fds:
+            fds = self._open_job(job, command.stdin)
+            try:
                 reply, _ = await self._client.put(conversation, request, fds)
+            finally:
+                close(fds)
             # From here on the job is init's: this task may be cancelled and this process killed, and it goes on.
             if reply["running"]:
                 async with asyncio.timeout(command.timeout + END_GRACE):
                     await conversation.receive()
             try:
                 return await asyncio.to_thread(recorded_result, job, command.output_limit)
-            except ValueError as error:
+            except (ValueError, KeyError) as error:
                 raise SandboxUnavailable(f"the record of job {command.job_id} cannot be read: {error}") from error
 
     async def progress(self, job_id: str) -> JobProgress | None:
@@ -153,9 +153,8 @@ class LocalSandbox:
     def _job(self, job_id: str) -> Path:
         return self._jobs / hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
-    @contextmanager
-    def _job_files(self, job: Path, stdin: bytes | None) -> Iterator[list[int]]:
-        """Open a job's files. They are not emptied: when the job runs already, they are in use, and init drops these."""
+    def _open_job(self, job: Path, stdin: bytes | None) -> list[int]:
+        """Open a job's files. They are not emptied: when the job runs already they are in use, and init drops these."""
         fds: list[int] = []
         try:
             job.mkdir(0o700, exist_ok=True)
@@ -163,16 +162,19 @@ class LocalSandbox:
                 fds.append(os.open(job / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             if stdin is not None:
                 fds.append(in_memory("stdin", stdin))
-            yield fds
         except FileNotFoundError as error:
+            close(fds)
             raise gone(self._record.id) from error
         except OSError as error:
-            if isinstance(error, ConnectionError | TimeoutError):
-                raise
+            close(fds)
             raise SandboxUnavailable(f"the files of a job cannot be made on this host: {error}") from error
-        finally:
-            for fd in fds:
-                os.close(fd)
+        return fds
+
+
+def close(fds: Sequence[int]) -> None:
+    """Close open files."""
+    for fd in fds:
+        os.close(fd)
 
 
 def view(entry: Entry, data: bytes | None = None) -> FileView:
@@ -259,5 +261,5 @@ class LocalProvider:
                 self._state.remove(ref.id)
 
     def _list(self) -> Sequence[Record]:
-        self._state.finish_removals()
+        self._state.sweep()
         return self._state.records()

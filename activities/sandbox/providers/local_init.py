@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 COMMIT_WITHIN = 30.0
 """Seconds a new sandbox waits for the one who makes it."""
+MAX_FAULTS = 50
+"""Rounds of the event loop with a fault in each, at ten milliseconds a fault."""
 KEPT_SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 """All others are ignored here and in every supervisor, so that a `kill -TERM -1` ends commands and not their supervisors."""
 
@@ -115,23 +117,21 @@ class Init:
             pause = None if self.committed else self.commit_by - time.monotonic()
             if self.lost:
                 pause = 0.02
-            for key, _ in self.selector.select(pause):
-                if key.fd in self.selector.get_map():
-                    self._guarded(key.data)
-            self._guarded(self._reap)
-            self._guarded(self._settle_lost)
+            actions = [key.data for key, _ in self.selector.select(pause)]
+            outcomes = [self._succeeds(action) for action in (*actions, self._reap, self._settle_lost)]
+            # One fault must not end the sandbox; but when nothing goes any more, its end is better than callers that hang.
+            self.faults = 0 if all(outcomes) else self.faults + 1
+            if self.faults >= MAX_FAULTS:
+                os._exit(1)
 
-    def _guarded(self, action: Callable[[], None]) -> None:
-        """Run `action`; one that fails must not end the sandbox, but one that can only fail must not leave callers hanging."""
+    def _succeeds(self, action: Callable[[], None]) -> bool:
         try:
             action()
-            self.faults = 0
         except Exception as error:  # noqa: BLE001 - process 1 must outlive every fault of one request
             print(f"init: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            self.faults += 1
-            if self.faults >= 50:
-                os._exit(1)
             time.sleep(0.01)
+            return False
+        return True
 
     def _ignore(self, _: object) -> None:
         """Drop a value."""

@@ -51,6 +51,8 @@ class Stream:
     def __init__(self, file: int) -> None:
         self.file = file
         self.total = 0
+        self.kept: int | None = None
+        """How much was kept before the disk was full; what comes later is counted only."""
         self.open = True
         self.pipe, self.writer = os.pipe()
         os.set_blocking(self.pipe, False)
@@ -74,18 +76,25 @@ class Stream:
     def _store(self, data: memoryview) -> None:
         start = self.total
         self.total += len(data)
+        if self.kept is not None:
+            return
         try:
             if start < HEAD:
-                os.pwrite(self.file, data[: HEAD - start], start)
+                self._write(data[: HEAD - start], start)
                 data = data[HEAD - start :]
             if data:
                 data = data[-RING:]
                 at = (self.total - len(data) - HEAD) % RING
-                os.pwrite(self.file, data[: RING - at], HEAD + at)
-                os.pwrite(self.file, data[RING - at :], HEAD)
-                os.pwrite(self.file, TOTAL.pack(self.total), TOTAL_AT)
+                self._write(data[: RING - at], HEAD + at)
+                self._write(data[RING - at :], HEAD)
+                self._write(memoryview(TOTAL.pack(self.total)), TOTAL_AT)
         except OSError:
-            pass  # a full disk costs the output, which is still counted, and not the command
+            self.kept = min(start, HEAD)  # a full disk costs the output and not the command
+
+    def _write(self, data: memoryview, at: int) -> None:
+        while data:
+            written = os.pwrite(self.file, data, at)
+            data, at = data[written:], at + written
 
 
 def start(request: Request, environment: dict[str, str], stdin: int, stdout: int, stderr: int) -> int:
@@ -250,6 +259,8 @@ class Supervisor:
             "duration": (time.monotonic() if self.verdict else self.ended_at) - self.began,
             "stdout_bytes": self.out.total,
             "stderr_bytes": self.err.total,
+            "stdout_kept": self.out.total if self.out.kept is None else self.out.kept,
+            "stderr_kept": self.err.total if self.err.kept is None else self.err.kept,
         }
         os.pwrite(self.exit_file, json.dumps(record).encode() + b"\n", 0)
         self.recorded = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,12 @@ TAIL = 4096
 
 @dataclass(frozen=True)
 class Output:
-    """One stream file, open for reading, and the true length of the stream it keeps (see local_wire for its layout)."""
+    """One stream file, open for reading, and the length of the stream it keeps (see local_wire for its layout)."""
 
     fd: int
     total: int
+    missing: int = 0
+    """How much came after that and was not kept, since the disk was full."""
 
     def read(self, start: int, end: int) -> bytes:
         """Return the kept bytes of the stream between two positions, both inside the head or both inside the tail."""
@@ -43,11 +46,15 @@ class Output:
     def bounded(self, limit: int) -> bytes:
         """Return the stream whole if it has at most `limit` bytes and was kept whole, else its head and tail around a marker."""
         if self.total <= min(limit, HEAD + RING):
-            return self.read(0, self.total)
+            return self.read(0, self.total) + marker(self.missing)
         head = whole_characters_at_end(self.read(0, min(limit // 2, HEAD)))
         tail = whole_characters_at_start(self.read(self.tail_from(limit - limit // 2), self.total))
-        left_out = self.total - len(head) - len(tail)
-        return head + b"\n[... %d bytes left out ...]\n" % left_out + tail
+        return head + marker(self.total - len(head) - len(tail)) + tail + marker(self.missing)
+
+
+def marker(left_out: int) -> bytes:
+    """Return what stands in a result for bytes that are left out."""
+    return b"\n[... %d bytes left out ...]\n" % left_out if left_out else b""
 
 
 def whole_characters_at_end(data: bytes) -> bytes:
@@ -62,28 +69,30 @@ def whole_characters_at_end(data: bytes) -> bytes:
 
 def whole_characters_at_start(data: bytes) -> bytes:
     """Return `data` without the rest of a UTF-8 sequence that its beginning cuts."""
-    for skipped in range(min(4, len(data))):
-        if data[skipped] & 0xC0 != 0x80:
+    for skipped in range(4):
+        if skipped == len(data) or data[skipped] & 0xC0 != 0x80:
             return data[skipped:]
     return data
 
 
-def open_output(job: Path, stream: str, total: int | None = None) -> Output:
-    """Open one stream of a job. The caller closes `fd`. Without `total`, the stream is as long as it is now."""
+def open_output(job: Path, stream: str, record: Mapping[str, int] | None = None) -> Output:
+    """Open one stream of a job, as long as `record` says or else as long as it is now. The caller closes `fd`."""
     fd = os.open(job / stream, os.O_RDONLY | os.O_CLOEXEC)
-    if total is None:
-        total = os.fstat(fd).st_size
-        counter = os.pread(fd, TOTAL.size, TOTAL_AT)
-        if len(counter) == TOTAL.size:
-            (total,) = TOTAL.unpack(counter)
+    if record is not None:
+        kept = record[f"{stream}_kept"]
+        return Output(fd, kept, record[f"{stream}_bytes"] - kept)
+    total = os.fstat(fd).st_size
+    counter = os.pread(fd, TOTAL.size, TOTAL_AT)
+    if len(counter) == TOTAL.size:
+        (total,) = TOTAL.unpack(counter)
     return Output(fd, total)
 
 
-def bounded_output(job: Path, stream: str, limit: int, total: int | None) -> tuple[bytes, int]:
-    """Return what a result or a progress report holds of one stream, and its true total."""
-    output = open_output(job, stream, total)
+def bounded_output(job: Path, stream: str, limit: int, record: Mapping[str, int] | None) -> tuple[bytes, int]:
+    """Return what a result holds of one stream, and its true total."""
+    output = open_output(job, stream, record)
     try:
-        return output.bounded(limit), output.total
+        return output.bounded(limit), output.total + output.missing
     finally:
         os.close(output.fd)
 
@@ -102,7 +111,7 @@ def recorded_result(job: Path, limit: int) -> JobResult:
     record = json.loads((job / "exit").read_bytes())
     is_lost = record["state"] == JobState.LOST
     (stdout, stdout_bytes), (stderr, stderr_bytes) = (
-        bounded_output(job, stream, limit, None if is_lost else record[f"{stream}_bytes"]) for stream in STREAMS
+        bounded_output(job, stream, limit, None if is_lost else record) for stream in STREAMS
     )
     if is_lost:
         return JobResult(

@@ -67,6 +67,11 @@ class Record:
         """Tell whether its init, and so the sandbox, is running."""
         return self.host == host_identity() and start_time(self.pid) == self.started
 
+    def is_dead(self) -> bool:
+        """Tell whether it surely is not. One in another pid namespace of this boot may live, unseen from here."""
+        same_boot = self.host.partition("/")[0] == host_identity().partition("/")[0]
+        return not same_boot or (self.host == host_identity() and not self.is_alive())
+
     def ref(self, provider: str) -> SandboxRef:
         """Return the handle on it."""
         return SandboxRef(provider=provider, id=self.id, nonce=self.nonce, queue=self.queue)
@@ -231,13 +236,18 @@ class StateDirectory:
         remove_tree(dead)
         remove_tree(self.staging(sandbox_id))
 
-    def finish_removals(self) -> None:
-        """Remove what makers and removers that were killed left behind."""
+    def sweep(self) -> None:
+        """Remove what nobody can use: what makers and removers that were killed left behind, and sandboxes that died."""
         for left in [*self.root.glob(".dead-*"), *self.root.glob(".new-*")]:
             sandbox_id = left.name.partition("-")[2]
             with self.locked(sandbox_id, wait=False) as ours:
                 if ours:
                     remove_tree(left)
+        for path in self.root.glob("local-*"):
+            with self.locked(path.name, wait=False) as ours:
+                record = self.load(path.name) if ours else None
+                if record is not None and record.is_dead():
+                    self.remove(path.name)
 
     def records(self) -> list[Record]:
         """Return every living sandbox."""

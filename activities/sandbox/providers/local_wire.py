@@ -89,7 +89,8 @@ def send(connection: socket.socket, message: Request | Reply, fds: Sequence[int]
     """Send one message over a blocking connection."""
     data = memoryview(encode(message))
     sent = connection.sendmsg([data], rights(fds))
-    connection.sendall(data[sent:])
+    if sent < len(data):  # sending nothing more would fail when the other side has read all and hung up
+        connection.sendall(data[sent:])
 
 
 class Inbox:
