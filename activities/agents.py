@@ -158,7 +158,7 @@ class PrepareActivities:
                     "add the model to the price table, or limit budget.tokens instead"
                 )
         except BadInput as error:
-            raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from error
+            raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from None
         return PrepareRunResult(
             agent=await self._blobs.put_json(agent.model_dump(mode="json")),
             agent_digest=contract_digest(agent.spec),

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from rich.console import Console
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from client.sdk import RunHandle, Unanswered, run_not_found
@@ -91,6 +91,8 @@ async def _ask(
 
 
 def _no_answer(described: WorkflowExecutionDescription, error: Unanswered) -> str:
+    if isinstance(error.__cause__, WorkflowQueryFailedError):
+        return str(error)
     attempt = described.raw_description.pending_workflow_task.attempt
     if attempt >= _STUCK_ATTEMPTS:
         return (

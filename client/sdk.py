@@ -305,7 +305,12 @@ def checked_run_id(run_id: str) -> str:
 
 def _read(kind: type[Answer], value: JsonValue) -> Answer:
     # Workers may be newer than the service that embeds this client: what it does not know yet is left out, not an error.
-    return kind.model_validate(value, extra="ignore")
+    try:
+        return kind.model_validate(value, extra="ignore")
+    except ValidationError as error:
+        raise BadInput(
+            explain(error, f"the workflow's answer is no {kind.__name__}; is it a run (type {WORKFLOW}) of this version? It")
+        ) from error
 
 
 def _summary(task: str) -> str:

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from contracts.base import Contract
-from contracts.model import CallModelInput, CallModelResult, ToolCallInput, ToolCallResult
+from contracts.model import (
+    CallModelInput,
+    CallModelResult,
+    ExtendTranscriptInput,
+    ExtendTranscriptResult,
+    ToolCallInput,
+    ToolCallResult,
+)
 from contracts.prepare import (
     CollectOutputsInput,
     CollectOutputsResult,
@@ -34,6 +41,7 @@ class ActivityStub(Generic[Input, Result]):
 
 PREPARE_RUN = ActivityStub("prepare_run", PrepareRunInput, PrepareRunResult)
 CALL_MODEL = ActivityStub("call_model", CallModelInput, CallModelResult)
+EXTEND_TRANSCRIPT = ActivityStub("extend_transcript", ExtendTranscriptInput, ExtendTranscriptResult)
 FETCH_MANIFEST = ActivityStub("fetch_manifest", FetchManifestInput, FetchManifestResult)
 OPEN_SANDBOX = ActivityStub("open_sandbox", OpenSandboxInput, OpenSandboxResult)
 FILL_WORKSPACE = ActivityStub("fill_workspace", FillWorkspaceInput, FillWorkspaceResult)

@@ -38,17 +38,22 @@ def explain(error: ValidationError, what: str) -> str:
     """Tell a person which fields of `what` are wrong, what was found, and what is expected, one line a fault."""
     lines = [f"{what} cannot be used:"]
     for fault in error.errors(include_url=False):
-        field = ".".join(str(part) for part in fault["loc"]) or "(the whole input)"
-        found = fault.get("input")
+        # A part in parentheses or brackets is pydantic's name for a branch of a type, not a name in the input.
+        parts = [str(part) for part in fault["loc"] if not str(part).startswith(("(", "["))]
+        field = ".".join(parts) or "(the whole input)"
+        found, context = fault.get("input"), fault.get("ctx", {})
+        message = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             lines.append(f"  {field}: unknown field; remove it or correct its name")
         elif fault["type"] == "missing":
             lines.append(f"  {field}: required, but missing")
+        elif fault["type"] == "union_tag_invalid":
+            lines.append(f"  {field}: no type is named {context['tag']!r}; there are: {context['expected_tags']}")
         elif isinstance(found, (dict, BaseModel)):
             # A rule on a whole object says itself what is wrong; the object may hold what must not be repeated, such as a key.
-            lines.append(f"  {field}: {fault['msg']}")
+            lines.append(f"  {field}: {message}")
         else:
             shown = repr(found)
             shown = shown if len(shown) <= 80 else shown[:77] + "..."
-            lines.append(f"  {field}: {fault['msg']} (found {shown})")
+            lines.append(f"  {field}: {message} (found {shown})")
     return "\n".join(lines)

@@ -6,10 +6,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from contracts.agent import AgentName, AgentSpec
 from contracts.base import Contract
 from contracts.manifest import Manifest
-from contracts.run import MAX_TASK, RunInput, RunState, RunStatus, not_blank
+from contracts.run import MAX_TASK, AgentChoice, RunInput, RunState, RunStatus, not_blank
 from contracts.usage import Budget, Usage
 
 MAX_ITEMS = 1000
@@ -32,7 +31,7 @@ class BatchInput(Contract):
 
     items: tuple[BatchItem, ...] = Field(min_length=1, max_length=MAX_ITEMS)
     task: Annotated[str, Field(max_length=MAX_TASK), AfterValidator(not_blank)] | None = None
-    agent: AgentName | AgentSpec | None = None
+    agent: AgentChoice | None = None
     model: str | None = Field(default=None, min_length=1)
     budget: Budget | None = Field(default=None, description="of each run, not of all together")
     output_schema: dict[str, JsonValue] | None = None

@@ -88,6 +88,21 @@ class CallModelResult(Contract):
     model_label: str | None = None
 
 
+class ExtendTranscriptInput(Contract):
+    """Append to a transcript what no model call has taken up. `step` is the last complete step."""
+
+    run_id: str
+    step: int
+    head: BlobRef | None
+    items: tuple[NewItem, ...]
+
+
+class ExtendTranscriptResult(Contract):
+    """The transcript's new head."""
+
+    head: BlobRef
+
+
 class ToolCallInput(Contract):
     """One tool call to carry out in a sandbox. `job_id` makes a retry find what was already started."""
 

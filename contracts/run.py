@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag
 
 from contracts.agent import AgentName, AgentSpec, ApprovalPolicy
 from contracts.base import Contract
 from contracts.blob import BlobRef
 from contracts.manifest import Manifest
+from contracts.model import NewItem
 from contracts.sandbox import SandboxRef, SandboxSpec
 from contracts.usage import Budget, Usage
 
@@ -25,11 +26,19 @@ def not_blank(text: str) -> str:
     return text
 
 
+def _name_or_spec(value: Any) -> str:
+    return "(spec)" if isinstance(value, (dict, AgentSpec)) else "(name)"
+
+
+AgentChoice = Annotated[Annotated[AgentName, Tag("(name)")] | Annotated[AgentSpec, Tag("(spec)")], Discriminator(_name_or_spec)]
+"""The name of an agent in the workers' agent directory, or a whole spec."""
+
+
 class RunInput(Contract):
     """What starts a run. Only `task` is required; the rest overrides what the agent says."""
 
     task: Annotated[str, Field(max_length=MAX_TASK), AfterValidator(not_blank)]
-    agent: AgentName | AgentSpec | None = Field(
+    agent: AgentChoice | None = Field(
         default=None, description="a name in the workers' agent directory, or a whole spec; null means the plain agent"
     )
     model: str | None = Field(default=None, min_length=1)
@@ -56,6 +65,9 @@ class Checkpoint(Contract):
 
     step: int = Field(ge=0)
     transcript: BlobRef | None = None
+    items: tuple[NewItem, ...] = Field(
+        default=(), description="what the next model call is to be given, not yet in the transcript"
+    )
     usage: Usage = Usage()
 
 

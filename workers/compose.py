@@ -32,11 +32,12 @@ def crews(role: Role, settings: Settings, blobs: BlobStore) -> list[Crew]:
 
 
 def _workflow(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.model.entries import TranscriptActivities
     from workflows.agent_batch import AgentBatch
     from workflows.agent_run import AgentRun
 
     prepare = PrepareActivities(AgentDirectory(settings.agents), blobs, load_prices(settings.prices), settings.model)
-    return [Crew(queues.workflow, [prepare.prepare_run], [AgentRun, AgentBatch])]
+    return [Crew(queues.workflow, [prepare.prepare_run, TranscriptActivities(blobs).extend_transcript], [AgentRun, AgentBatch])]
 
 
 def _model(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:

@@ -29,10 +29,15 @@ _NOISE = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "urllib3", "boto
 def configure_logs(settings: Settings, role: str) -> None:
     """Send everything, Temporal's own lines too, through structlog to standard error."""
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
-    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if console
+        else structlog.processors.JSONRenderer()
+    )
     last: list[structlog.typing.Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if not console:
-        last.append(structlog.processors.dict_tracebacks)
+        # Never with the frames' local variables: they hold what runs work on.
+        last.append(structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)))
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,

@@ -17,6 +17,7 @@ with workflow.unsafe.imports_passed_through():
         CALL_MODEL,
         CLOSE_SANDBOX,
         COLLECT_OUTPUTS,
+        EXTEND_TRANSCRIPT,
         FETCH_MANIFEST,
         FILL_WORKSPACE,
         OPEN_SANDBOX,
@@ -47,6 +48,7 @@ class _Rule:
 _RULES = {
     PREPARE_RUN.name: _Rule(seconds=60, attempts=5),
     CALL_MODEL.name: _Rule(seconds=600, attempts=10),
+    EXTEND_TRANSCRIPT.name: _Rule(seconds=60, attempts=5),
     FETCH_MANIFEST.name: _Rule(seconds=3600, attempts=5),
     OPEN_SANDBOX.name: _Rule(seconds=300, attempts=5),
     FILL_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),

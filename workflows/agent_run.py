@@ -16,12 +16,12 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from pydantic import JsonValue
 
-    from contracts.activity_names import CALL_MODEL, PREPARE_RUN, ErrorType, Queues
+    from contracts.activity_names import CALL_MODEL, EXTEND_TRANSCRIPT, PREPARE_RUN, ErrorType, Queues
     from contracts.blob import Text
     from contracts.carried import CarriedRun
-    from contracts.model import CallModelInput, CallModelResult, NewItem, UserItem
+    from contracts.model import CallModelInput, CallModelResult, ExtendTranscriptInput, NewItem, UserItem
     from contracts.prepare import PrepareRunInput
-    from contracts.run import Checkpoint, RunInput, RunResult, RunState, RunStatus, StatusReport, StepsPage, StepsPageInput
+    from contracts.run import RunInput, RunResult, RunState, RunStatus, StatusReport, StepsPage, StepsPageInput
     from contracts.usage import Budget, Usage, exceeded
 
 from workflows import judge
@@ -83,8 +83,8 @@ class AgentRun:
             kind, reason = explain_failure(error)
             result = await self._conclude(RunStatus.FAILED, reason, collect=kind != ErrorType.SANDBOX_GONE)
             if kind == ErrorType.BAD_INPUT:
-                raise ApplicationError(reason, type=ErrorType.BAD_INPUT, non_retryable=True) from error
-            raise ApplicationError(result.reason or reason, result, type=ErrorType.RUN_FAILED, non_retryable=True) from error
+                raise ApplicationError(reason, type=ErrorType.BAD_INPUT, non_retryable=True) from None
+            raise ApplicationError(result.reason or reason, result, type=ErrorType.RUN_FAILED, non_retryable=True) from None
 
     async def _work(self) -> RunResult:
         while True:
@@ -183,6 +183,7 @@ class AgentRun:
         artifacts, complaint = await self._workspace.close(prepared, collect=collect)
         if self._carried is not None:
             self._spend_time()
+            complaint = await self._write_down_rest() or complaint
         answered = self._answer if status in (RunStatus.COMPLETED, RunStatus.REFUSED) else None
         why = "; ".join(part for part in (reason, complaint) if part) or None
         self._result = judge.result_of(status, why, self._carried, answered, artifacts)
@@ -191,6 +192,19 @@ class AgentRun:
         if self._carried is not None:
             show_progress(RunState.FINISHED, self._carried.step, self._carried.usage)
         return self._result
+
+    async def _write_down_rest(self) -> str | None:
+        """Put into the transcript what no model call will take up any more, such as the outputs of the last step's calls."""
+        run = self._run
+        if not run.items or run.head is None:
+            return None
+        given = ExtendTranscriptInput(run_id=self._run_id, step=run.step, head=run.head, items=run.items)
+        try:
+            written = await call(EXTEND_TRANSCRIPT, given, queue=self._queues.workflow, summary="write down the last outputs")
+        except ActivityError as error:
+            return f"the transcript lacks the last outputs: {explain_failure(error)[1]}"
+        self._update(head=written.head, items=())
+        return None
 
     async def _wait_while_paused(self) -> None:
         if not self._desk.holds():
@@ -264,7 +278,7 @@ class AgentRun:
             usage=run.usage if run else Usage(),
             budget=self._desk.foreseen(run.budget) if run else Budget(),
             sandbox=self._workspace.sandbox,
-            checkpoint=Checkpoint(step=run.step, transcript=run.head, usage=run.usage) if run else None,
+            checkpoint=judge.checkpoint_of(run) if run else None,
             result=self._result,
         )
 

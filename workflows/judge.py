@@ -99,6 +99,11 @@ def kept(steps: tuple[StepSummary, ...], new: StepSummary) -> tuple[StepSummary,
     return (*steps, new)[-KEPT_STEPS:]
 
 
+def checkpoint_of(run: CarriedRun) -> Checkpoint:
+    """Return what is needed to continue a run from here."""
+    return Checkpoint(step=run.step, transcript=run.head, items=run.items, usage=run.usage)
+
+
 def result_of(
     status: RunStatus, reason: str | None, run: CarriedRun | None, answer: CallModelResult | None, artifacts: ArtifactList
 ) -> RunResult:
@@ -117,7 +122,7 @@ def result_of(
         artifacts=artifacts,
         usage=run.usage,
         steps=run.step,
-        checkpoint=Checkpoint(step=run.step, transcript=run.head, usage=run.usage),
+        checkpoint=checkpoint_of(run),
         agent_digest=run.prepared.agent_digest,
         model=run.prepared.model,
         model_label=run.model_label,

@@ -73,8 +73,9 @@ class ToolCalls:
         lanes = [asyncio.create_task(lane) for lane in (in_order(rest), *map(beside, routed))]
         try:
             await asyncio.gather(*lanes)
-        except BaseException:
-            # No call may go on in a run that has ended; each waits here until its activity has cleaned up.
+        except (Exception, asyncio.CancelledError):
+            # No call may go on in a run that has ended; each waits here until its activity has cleaned up. A run that only leaves
+            # the worker's memory comes here with another BaseException, and must not wait.
             for lane in lanes:
                 lane.cancel()
             await asyncio.gather(*lanes, return_exceptions=True)
@@ -105,7 +106,7 @@ class ToolCalls:
                 call=one.model_copy(update={"arguments": one.arguments.reference()}),
             ),
             queue=sandbox.queue,
-            summary=one.summary,
+            summary=one.summary.removeprefix("apply_patch "),
             seconds=prepared.plan.shell_seconds + 60,
             on_host=True,
         )

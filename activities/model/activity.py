@@ -14,14 +14,15 @@ from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
 from activities.model.calls import BadJson, read_calls, read_json, schema_faults, unique_call_ids
 from activities.model.client import Answer, ask_in_background, ask_streaming
+from activities.model.entries import entries_of
 from activities.model.errors import translate
 from activities.model.prices import PriceTable
 from activities.model.request import Reply, build_request, read_reply, sendable
-from activities.model.transcript import Entry, Origin, TranscriptStore
+from activities.model.transcript import Entry, TranscriptStore
 from activities.store.blobs import BlobStore
 from activities.tools.definitions import definitions
 from contracts.activity_names import CALL_MODEL
-from contracts.model import CallModelInput, CallModelResult, NewItem, NoteItem, ToolOutputItem, UserItem
+from contracts.model import CallModelInput, CallModelResult
 from contracts.prepare import ResolvedAgent
 
 _ANSWER_INLINE = 32 * 1024
@@ -55,7 +56,7 @@ class ModelActivities:
     async def _call(self, call: CallModelInput, beat: Beat) -> CallModelResult:
         agent = await self._agents.get(call.agent)
         entries = await self._transcripts.load(call.head)
-        new = tuple([await self._entry(item, call.step) for item in call.items])
+        new = await entries_of(call.items, call.step, self._blobs)
         request = build_request(agent, (*entries, *new), call.run_id, call.step)
         started = time.monotonic()
         answer = await self._ask(agent, request, call.key, beat)
@@ -99,21 +100,8 @@ class ModelActivities:
         except ApplicationError:
             raise
         except Exception as error:
-            raise translate(error) from error
-
-    async def _entry(self, item: NewItem, step: int) -> Entry:
-        match item:
-            case ToolOutputItem():
-                output = await self._blobs.get_text(item.output)
-                return Entry(step, "tool", {"type": "function_call_output", "call_id": item.call_id, "output": output})
-            case UserItem():
-                return await self._message(step, "user", "user", item)
-            case NoteItem():
-                return await self._message(step, "note", "developer", item)
-
-    async def _message(self, step: int, origin: Origin, role: str, item: UserItem | NoteItem) -> Entry:
-        content = [{"type": "input_text", "text": await self._blobs.get_text(item.text)}]
-        return Entry(step, origin, {"type": "message", "role": role, "content": content})
+            # The message holds the causes; a chain of stack traces would only bury it.
+            raise translate(error) from None
 
 
 def _call_ids(entries: Sequence[Entry]) -> set[str]:

@@ -96,13 +96,20 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
 
 
 def _from_status(error: openai.APIStatusError, now: datetime) -> ApplicationError:
-    message = f"the model endpoint answered {error.status_code}: {_shortened(error.message)}"
+    message = f"the model endpoint answered {error.status_code}: {_shortened(_said(error))}"
     code = error.code or error.type
     if code in _STOP_CODES:
         return _stop(f"{message} - {_STOP_CODES[code]}")
     if error.status_code in _RETRY_STATUS or error.status_code >= 500:
         return _retry(message, retry_after(error.response.headers, now))
     return _stop(f"{message} - {_REMEDIES.get(error.status_code, _REMEDIES[400])}")
+
+
+def _said(error: openai.APIStatusError) -> str:
+    """The endpoint's own words; the SDK's message is the whole body with the status before it."""
+    body = error.body
+    said = body.get("message") if isinstance(body, dict) else None
+    return said if isinstance(said, str) and said else error.message
 
 
 def _from_code(code: str | None, message: str) -> ApplicationError:

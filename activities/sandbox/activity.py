@@ -41,7 +41,7 @@ async def sandbox_errors() -> AsyncIterator[None]:
     try:
         yield
     except SandboxError as error:
-        raise translate(error) from error
+        raise translate(error) from None
 
 
 class SandboxActivities:

@@ -41,7 +41,7 @@ class ManifestActivities:
             try:
                 entries = await self._tree(manifest, beat)
             except BadInput as error:
-                raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from error
+                raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from None
             tree = await self._blobs.put_json([entry.model_dump(mode="json") for entry in entries])
             files = [entry for entry in entries if entry.kind == "file"]
             return FetchManifestResult(tree=tree, files=len(files), total_bytes=sum(entry.size for entry in files))

@@ -49,5 +49,5 @@ def fault_of(error: Exception) -> Fault | None:
         if known is not None:
             from client.show import clean
 
-            return Fault(known[0], clean(f"{error}{known[1]}"))
+            return Fault(known[0], clean(f"{str(error) or kind.__name__}{known[1]}"))
     return None

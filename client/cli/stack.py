@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Got = TypeVar("Got")
 _CHECK_SECONDS = 0.5
+_CANCEL_SECONDS = 60.0
 
 
 def dev(
@@ -40,8 +41,10 @@ def dev(
     """Start the development stack, without Docker.
 
     That is Temporal with its Web UI, and one worker process for each role. It runs until Ctrl-C, and restarts what dies. Runs
-    outlive it: those that were not finished go on when it starts again.
-    Without OPENAI_API_KEY a scripted model answers, which is no language model. With --run the exit code is the run's.
+    outlive it: those that were not finished go on when it starts again. Without OPENAI_API_KEY a scripted model answers, which
+    is no language model.
+
+    With --run the exit code is the run's, and Ctrl-C cancels the run too.
 
     \b
     Example:
@@ -120,13 +123,19 @@ async def _one_run(stack: DevStack, options: DevOptions, request: RunInput, cons
 
     run_id = new_run_id(request)
     page = run_page(stack.ui_url, stack.client.namespace, run_id)
-    await CaissonClient(stack.client, load_settings().task_queue).start(request, run_id)
+    run = await CaissonClient(stack.client, load_settings().task_queue).start(request, run_id)
     console.print(f"run {run_id} is started: {page}", soft_wrap=True)
     try:
         ending = await _watched(stack, follow_run(stack.client, run_id, console))
     except asyncio.CancelledError:
-        console.print(f"run {run_id} is not finished; it goes on when `caisson dev` runs again", soft_wrap=True)
-        raise
+        # The stack was started for this run alone, so both end: nothing may be left working on this machine.
+        console.print(f"cancelling run {run_id}; Ctrl-C again leaves it to the next `caisson dev`", soft_wrap=True)
+        await run.cancel()
+        try:
+            ending = await asyncio.wait_for(_watched(stack, run.outcome()), _CANCEL_SECONDS)
+        except TimeoutError:
+            console.print(f"it has not ended after {_CANCEL_SECONDS:g} s; the next `caisson dev` goes on with ending it")
+            return ExitCode.INTERRUPTED
     print_result(console, run_id, ending, page=page)
     await _keep(stack, options.state_dir / "runs" / run_id, ending, console)
     return exit_code(ending)

@@ -18,6 +18,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
     made = make_stack(state, {"CAISSON_LOCAL_ROOTS": str(state / "shared"), "CAISSON_AGENTS": str(_agents(state))})
     async with made.dev:
         yield made
+    await made.sweep()
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ async def own_stack(tmp_path: Path) -> AsyncIterator[Stack]:
     made = make_stack(tmp_path)
     async with made.dev:
         yield made
+    await made.sweep()
 
 
 def _agents(state: Path) -> Path:

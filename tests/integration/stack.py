@@ -16,6 +16,7 @@ import yaml
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
+from activities.sandbox.providers.local import LocalProvider
 from workers.dev.options import DevOptions
 from workers.dev.stack import DevStack
 from workers.settings import load_settings
@@ -81,6 +82,12 @@ class Stack:
         """The directories of living local sandboxes."""
         root = self.state / "sandboxes"
         return [path for path in root.iterdir() if (path / "state.json").exists()] if root.is_dir() else []
+
+    async def sweep(self) -> None:
+        """End the sandboxes that runs left in their middle: they outlive a stack by design."""
+        provider = LocalProvider(self.state / "sandboxes")
+        for ref in await provider.list({}):
+            await provider.kill(ref)
 
     def kill(self, service: str) -> None:
         """Kill -9 one service's process. The stack starts it again."""

@@ -26,6 +26,7 @@ async def mortal(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stac
     made = make_stack(tmp_path_factory.mktemp("mortal"))
     async with made.dev:
         yield made
+    await made.sweep()
 
 
 async def started(stack: Stack, handle: Handle, activity: str) -> None:

@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from typing import Any
 
 import pytest
-from temporalio.api.common.v1 import Payloads, WorkflowExecution
-from temporalio.api.enums.v1 import EventType, UpdateWorkflowExecutionLifecycleStage
-from temporalio.api.update.v1 import Input, Meta, Request, WaitPolicy
-from temporalio.api.workflowservice.v1 import UpdateWorkflowExecutionRequest
-from temporalio.client import WorkflowUpdateHandle
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.update.v1 import UpdateRef
+from temporalio.api.workflowservice.v1 import PollWorkflowExecutionUpdateRequest
+from temporalio.service import RPCError
 
 from tests.integration.crew import OwnCrew, replay
 from tests.integration.helpers import events, gate_of
 from tests.integration.stack import Handle, Stack
-from workers.settings import Role
 
 
-async def admit(stack: Stack, handle: Handle, update: str, given: dict[str, Any]) -> None:
-    """Leave an update at the server, which hands it to the run's next workflow task."""
-    admitted = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_ADMITTED
-    payloads = await stack.dev.client.data_converter.encode([given])
-    request = UpdateWorkflowExecutionRequest(
-        namespace=stack.dev.client.namespace,
-        workflow_execution=WorkflowExecution(workflow_id=handle.id),
-        wait_policy=WaitPolicy(lifecycle_stage=admitted),
-        request=Request(meta=Meta(update_id=update), input=Input(name=update, args=Payloads(payloads=payloads))),
-    )
-    await stack.dev.client.workflow_service.update_workflow_execution(request)
+async def admitted(stack: Stack, handle: Handle, update: str) -> None:
+    """Wait until the server holds an update, which nobody has looked at yet."""
+    reference = UpdateRef(workflow_execution=WorkflowExecution(workflow_id=handle.id), update_id=update)
+    request = PollWorkflowExecutionUpdateRequest(namespace=stack.dev.client.namespace, update_ref=reference)
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(RPCError):
+                await stack.dev.client.workflow_service.poll_workflow_execution_update(request)
+                return
 
 
 @pytest.mark.parametrize("order", [("extend_budget", "decide_approval"), ("decide_approval", "extend_budget")])
 async def test_two_updates_in_one_workflow_task_give_one_result_live_and_in_replay(stack: Stack, order: tuple[str, str]) -> None:
     """An extension and an approval that reach the run together both count, in either order (temporalio/sdk-python#673)."""
     crew = OwnCrew(stack)
-    async with gate_of(stack) as gate, crew.working(Role.MODEL):
+    async with gate_of(stack) as gate, crew.model():
         gate.released.set()
         request = {"task": "Play [gate].", "agent": gate.agent, "approvals": {"default": "prompt"}, "budget": {"steps": 1}}
-        async with crew.working(Role.WORKFLOW):
+        async with crew.workflows():
             handle: Handle = await stack.dev.client.start_workflow(
                 "AgentRun", request, id=f"order-{uuid.uuid4().hex[:8]}", task_queue=crew.queue
             )
@@ -53,11 +50,13 @@ async def test_two_updates_in_one_workflow_task_give_one_result_live_and_in_repl
                 "by": "dr.lee",
             },
         }
+        telling = []
         for update in order:
-            await admit(stack, handle, update, said[update])
-        async with crew.working(Role.WORKFLOW):
+            telling.append(asyncio.create_task(handle.execute_update(update, said[update], id=update)))
+            await admitted(stack, handle, update)
+        async with crew.workflows():
             result = await stack.finish(handle)
-            told = [await WorkflowUpdateHandle[str](stack.dev.client, name, handle.id).result() for name in order]
+            told = await asyncio.gather(*telling)
             await replay(stack, handle)
     assert (result["status"], result["output"], result["steps"]) == ("completed", "went through", 2)
     assert {text.split()[-1] for text in told} == {"extended", "granted"}
@@ -72,8 +71,8 @@ async def test_two_updates_in_one_workflow_task_give_one_result_live_and_in_repl
 async def test_a_run_goes_on_where_it_was_when_its_worker_comes_back(stack: Stack) -> None:
     """A workflow worker that leaves in mid-step costs no model call and no tool call."""
     crew = OwnCrew(stack)
-    async with gate_of(stack) as gate, crew.working(Role.MODEL):
-        async with crew.working(Role.WORKFLOW):
+    async with gate_of(stack) as gate, crew.model():
+        async with crew.workflows():
             handle: Handle = await stack.dev.client.start_workflow(
                 "AgentRun",
                 {"task": "Play [gate].", "agent": gate.agent},
@@ -82,6 +81,6 @@ async def test_a_run_goes_on_where_it_was_when_its_worker_comes_back(stack: Stac
             )
             await gate.reached()
         gate.released.set()
-        async with crew.working(Role.WORKFLOW):
+        async with crew.workflows():
             assert (await asyncio.wait_for(handle.result(), 30))["output"] == "went through"
     assert stack.answered(handle) == [1, 2]

@@ -268,3 +268,10 @@ def test_typer_keeps_its_own_tracebacks_off() -> None:
     """They can show the values of variables, among them secrets."""
     assert isinstance(app, typer.Typer)
     assert app.pretty_exceptions_enable is False
+
+
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    """An empty line after `caisson:` would tell nothing."""
+    fault = fault_of(TimeoutError())
+    assert fault is not None
+    assert fault.message == "OSError"

@@ -264,3 +264,9 @@ async def test_refused_input_is_raised_with_the_workers_message() -> None:
     run = await handle_of(Answers())
     with pytest.raises(BadInput, match="no agent is named 'x'"):
         await run._ended_otherwise(ApplicationError("no agent is named 'x'", type="BadInput"))
+
+
+async def test_a_workflow_that_is_no_run_is_told_from_one() -> None:
+    """Any workflow's id can be given; its answer must not end in a traceback."""
+    with pytest.raises(BadInput, match=r"no StatusReport; is it a run \(type AgentRun\)"):
+        await (await handle_of(Answers(query=lambda _: {"something": "else"}))).status()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import time
 from collections.abc import Callable, Mapping
+from datetime import UTC
+from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
@@ -47,6 +52,8 @@ class DevStack:
 
     async def __aenter__(self) -> DevStack:
         self.logs.mkdir(parents=True, exist_ok=True)
+        self._lock = _only_one(self._options.state_dir)
+        self._started = time.time()
         self.blobs = open_blobs(Settings(store=str(self._options.state_dir / "store")))
         try:
             self._start(_SERVER)
@@ -136,7 +143,7 @@ class DevStack:
         while wanted:
             self.check()
             queue, kind = wanted[0]
-            if await _has_poller(self.client, queue, kind):
+            if await _has_poller(self.client, queue, kind, self._started):
                 wanted.pop(0)
             elif asyncio.get_running_loop().time() > deadline:
                 raise BadInput(f"no worker polls {queue} after {_START_SECONDS:g} s; see the logs in {self.logs}")
@@ -148,11 +155,28 @@ class DevStack:
         await asyncio.gather(*(supervised.stop() for supervised in workers))
         if _SERVER in self.running:
             await self.running[_SERVER].stop()
+        self._lock.close()
 
 
-async def _has_poller(client: Client, queue: str, kind: TaskQueueType.ValueType) -> bool:
+def _only_one(state_dir: Path) -> IO[bytes]:
+    """Hold the state directory: two servers on one database would damage it."""
+    lock = (state_dir / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise BadInput(
+            f"--state-dir: another dev stack runs with {state_dir}; start your run in it (caisson run --input FILE.json), "
+            "or give this one a directory of its own"
+        ) from None
+    return lock
+
+
+async def _has_poller(client: Client, queue: str, kind: TaskQueueType.ValueType, since: float) -> bool:
+    # A kept database still knows the pollers of the stack before.
     request = DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind)
-    return bool((await client.workflow_service.describe_task_queue(request)).pollers)
+    pollers = (await client.workflow_service.describe_task_queue(request)).pollers
+    return any(poller.last_access_time.ToDatetime(UTC).timestamp() >= since for poller in pollers)
 
 
 def _is_free(port: int) -> bool:

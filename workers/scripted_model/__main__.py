@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from workers.scripted_model.scenario import ScenarioError
+from workers.scripted_model.scenario import ScenarioError, load_scenarios
 from workers.scripted_model.server import ScriptedModelServer
 
 
@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m workers.scripted_model", description="A scripted model, not a language model."
     )
-    parser.add_argument("--scenario", type=Path, required=True, help="the scenario file (YAML)")
+    parser.add_argument("--scenario", type=Path, required=True, action="append", help="a scenario file (YAML); may be repeated")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes any free port")
     parser.add_argument("--journal", type=Path, help="append one JSON line for each request to this file")
@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
     try:
-        with ScriptedModelServer(given.scenario, host=given.host, port=given.port, journal=given.journal) as server:
+        with ScriptedModelServer(
+            load_scenarios(*given.scenario), host=given.host, port=given.port, journal=given.journal
+        ) as server:
             print(f"scripted model (not a language model) on {server.base_url}", flush=True)
             stop.wait()
     except (ScenarioError, OSError) as error:

@@ -198,8 +198,13 @@ class ScenarioFile(_Spec):
         return next((one for one in self.scenarios if one.match.matches(model, texts)), None)
 
 
-def load_scenarios(path: Path) -> ScenarioFile:
-    """Read a scenario file. Raises ScenarioError, which names the file and the wrong field."""
+def load_scenarios(*paths: Path) -> ScenarioFile:
+    """Read scenario files, in order, as one. Raises ScenarioError, which names the file and the wrong field."""
+    files = [_load(path) for path in paths]
+    return ScenarioFile(scenarios=tuple(one for file in files for one in file.scenarios))
+
+
+def _load(path: Path) -> ScenarioFile:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
