@@ -2,7 +2,7 @@
 RUN ?= examples/clinical_records/run.json
 SCENARIO ?= examples/clinical_records/scenario.yaml
 
-.PHONY: run test check format dev clean
+.PHONY: run test check soak format dev clean
 
 run: ## start the dev stack, do one run (RUN=file.json), show it live, stop the stack
 	@scripts/setup.sh run
@@ -25,6 +25,10 @@ check: ## the quick half of `make test`
 	.venv/bin/ruff check .
 	.venv/bin/mypy .
 	.venv/bin/pytest tests/unit
+
+soak: ## a 2,000-step run through continue-as-new; some minutes
+	@scripts/setup.sh dev
+	.venv/bin/pytest -m soak -o timeout=1800 tests/integration
 
 format:
 	@scripts/setup.sh dev

@@ -13,6 +13,7 @@ from benchmarks.registry import BENCHMARKS, Measure, UnknownBenchmark, find
 from benchmarks.report import Report, as_table, load_average, make_report
 
 BAD_USE = 2
+TABLE_COLUMNS = 120
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given.json:
             print(json.dumps(report.model_dump(mode="json")), flush=True)
     if not given.json:
-        Console().print(as_table(reports))
+        # A pipe has no width; a table that is cut to 80 columns would lose its figures.
+        Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS).print(as_table(reports))
     return 0
 
 

@@ -21,6 +21,7 @@ COMMAND = f"head -c {OUTPUT_BYTES} /dev/urandom | base64 -w 100 | head -c {OUTPU
 BASELINE = "whole_conversation"
 MAX_BYTES = 6 * 1024
 MAX_GROWTH = 1.05
+MIB = 1 << 20
 
 
 async def measure(say: Say) -> dict[str, Metric]:
@@ -31,12 +32,13 @@ async def measure(say: Say) -> dict[str, Metric]:
         say(f"{SHORT} steps that pass the whole conversation")
         bare = await stack.run_bare("WholeConversation", SHORT + 1, OUTPUT_BYTES)
         baseline = await run_cost(stack.bare, bare, "answer")
+        before = stack.resident_bytes()
         for name, steps in lengths.items():
             say(f"{steps} steps of a run")
             costs[name] = await run_cost(stack.dev.client, await stack.run(name, steps), CALL_MODEL.name)
-        memory = stack.resident_bytes()
-    for process, size in memory.items():
-        say(f"{process}: {size / (1 << 20):.0f} MiB after {SHORT + LONG} steps")
+        after = stack.resident_bytes()
+    for process, size in after.items():
+        say(f"{process}: {before[process] / MIB:.0f} MiB, and {size / MIB:.0f} MiB after {SHORT + LONG} steps")
     whole = baseline.total_bytes / (SHORT + 1)
     metrics = {
         f"bytes_per_step_{steps}": Metric(

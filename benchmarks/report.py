@@ -52,21 +52,22 @@ def as_table(reports: list[Report]) -> Table:
     table = Table(title=reports[0].machine if reports else None, title_justify="left")
     for heading in ("benchmark", "metric"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("value", "target"):
+    for heading in ("value", "at most"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("unit")
-    table.add_column("met")
-    table.add_column("baseline")
+    for heading in ("unit", "met", "baseline"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("its value", justify="right", no_wrap=True)
     for report in reports:
         for n, (name, metric) in enumerate(report.metrics.items()):
             table.add_row(
                 report.name if n == 0 else "",
                 name,
                 _number(metric.value),
-                f"≤ {_number(metric.target)}",
+                _number(metric.target),
                 metric.unit,
                 "[green]yes[/]" if metric.is_met else "[red]no[/]",
-                f"{metric.baseline}: {_number(metric.baseline_value)}",
+                metric.baseline,
+                _number(metric.baseline_value),
             )
         table.add_section()
     return table

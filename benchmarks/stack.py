@@ -88,6 +88,7 @@ async def bench_stack(scenarios: list[dict[str, Any]]) -> AsyncIterator[BenchSta
         notices: list[str] = []
         dev = DevStack(options, load_settings({}), {}, notices.append)
         async with dev:
+            notices.clear()  # a service that could not start at once has done no harm yet
             baselines = {f"bare-{role}": _worker(role, dev) for role in ROLES}
             for baseline in baselines.values():
                 baseline.start()

@@ -99,7 +99,7 @@ class ModelActivities:
             return await ask_streaming(self._client, request, key, settings.timeout_seconds, beat)
         except ApplicationError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - translate() decides what each means
             # The message holds the causes; a chain of stack traces would only bury it.
             raise translate(error) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ async def own_stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 def _agents(state: Path) -> Path:
     agents = state / "agents"
-    agents.mkdir()
+    shutil.copytree("agents", agents)
     (agents / "plain.yaml").write_text("description: A plain agent.\nmodel: gpt-5.4-mini\nbudget: {steps: 7}\n")
     (agents / "broken.yaml").write_text("instructions: Hello\ntoolz: [shell]\n")
     return agents

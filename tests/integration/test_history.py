@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.stack import Stack
 from tests.integration.test_durability import artifact
 
@@ -38,10 +40,11 @@ async def test_a_step_costs_the_same_history_however_long_the_run(stack: Stack) 
     assert sum(last) < 1.1 * sum(first)
 
 
+@pytest.mark.soak
 async def test_a_very_long_run_finishes_through_continue_as_new(stack: Stack) -> None:
     """Each of many steps happens once, in order, across several continue-as-new."""
     handle = await stack.start("two-thousand", budget={"steps": None})
-    result = await stack.finish(handle, 600)
+    result = await stack.finish(handle, 1500)
     assert (result["status"], result["steps"], result["usage"]["model_calls"]) == ("completed", 2002, 2002)
     expected = b"".join(b"%d\n" % n for n in range(1, 2001))
     assert await artifact(stack, result, "outputs/count") == expected
