@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -17,8 +18,13 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-async def run(stack: Stack, *argv: str, cwd: Path = ROOT, seconds: float = 100) -> str:
-    """Run a command against the stack and return what it printed; it must succeed."""
+# A Python process that has used Temporal's SDK is sometimes killed by a signal while the interpreter is taken down, after all its
+# work is done (temporalio/sdk-python#300).
+TORN_DOWN = (0, -signal.SIGABRT, -signal.SIGSEGV)
+
+
+async def run(stack: Stack, *argv: str, cwd: Path = ROOT, seconds: float = 100, ends: tuple[int, ...] = (0,)) -> str:
+    """Run a command against the stack and return what it printed; it must end with one of the codes."""
     environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "TEMPORAL_ADDRESS": stack.dev.address, "NO_COLOR": "1"}
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -30,7 +36,7 @@ async def run(stack: Stack, *argv: str, cwd: Path = ROOT, seconds: float = 100) 
     )
     output, _ = await asyncio.wait_for(process.communicate(), seconds)
     text = output.decode()
-    assert process.returncode == 0, text
+    assert process.returncode in ends, text
     return text
 
 
@@ -54,7 +60,8 @@ async def test_the_readmes_temporal_commands_work(stack: Stack) -> None:
 
 async def test_a_python_service_starts_a_run(stack: Stack) -> None:
     """examples/start_from_python, with the plain Temporal client."""
-    told = await run(stack, sys.executable, "examples/start_from_python/start.py", "Count the files in the workspace")
+    example = "examples/start_from_python/start.py"
+    told = await run(stack, sys.executable, example, "Count the files in the workspace", ends=TORN_DOWN)
     assert "completed: Files: 0" in told
     assert "outputs/count" in told
 
