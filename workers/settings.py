@@ -71,13 +71,18 @@ _FOREIGN = {"OPENAI_API_KEY": "openai_api_key", "OPENAI_BASE_URL": "openai_base_
 _OWN = {PREFIX + name.upper(): name for name in Settings.model_fields if not name.startswith("openai_")}
 
 
+def _bare(variable: str) -> str:
+    return variable.removeprefix(PREFIX)
+
+
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings. Raises BadInput naming each bad variable, its value, and what is expected."""
     environ = os.environ if environ is None else environ
     variables = {**_OWN, **_FOREIGN}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in variables:
-            close = difflib.get_close_matches(name, _OWN, n=1)
+            # Compared without the prefix, or everything would look like everything.
+            close = [PREFIX + near for near in difflib.get_close_matches(_bare(name), map(_bare, _OWN), n=1)]
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(sorted(_OWN))}"
             raise BadInput(f"{name}: no such setting; {hint}")
     given: dict[str, object] = {field: environ[name] for name, field in variables.items() if environ.get(name)}

@@ -72,7 +72,7 @@ def test_every_bad_variable_is_named_at_once() -> None:
 
 def test_a_misspelt_variable_is_refused_with_the_right_one() -> None:
     """A setting that has no effect is not taken for one that has."""
-    with pytest.raises(BadInput, match="CAISSON_TASKQUEUE: no such setting; did you mean CAISSON_TASK_QUEUE?"):
+    with pytest.raises(BadInput, match="CAISSON_TASKQUEUE: no such setting; did you mean CAISSON_TASK_QUEUE"):
         load_settings({"CAISSON_TASKQUEUE": "q"})
     with pytest.raises(BadInput, match="CAISSON_ZZZ: no such setting; there are: CAISSON_AGENTS, "):
         load_settings({"CAISSON_ZZZ": "1"})

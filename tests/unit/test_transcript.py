@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -57,9 +58,9 @@ async def written(store: LocalStore, sizes: list[int], text: str = "") -> tuple[
     return head, everything
 
 
-def head_of(store: LocalStore, ref: BlobRef, root: Path) -> dict[str, object]:
+def head_of(ref: BlobRef, root: Path) -> dict[str, Any]:
     """A head as stored."""
-    value: dict[str, object] = json.loads((root / "blobs" / ref.digest[:2] / ref.digest).read_bytes())
+    value: dict[str, Any] = json.loads((root / "blobs" / ref.digest[:2] / ref.digest).read_bytes())
     return value
 
 
@@ -107,7 +108,7 @@ async def test_large_segments_are_not_rewritten(store: CountingStore, tmp_path: 
     """Above the cap a segment stays as it is, so that a long transcript costs what is new."""
     half = "x" * (SEGMENT_CAP // 2 + 100)
     head, everything = await written(store, [1] * 6, half)
-    assert len(head_of(store, head, tmp_path)["segments"]) == 6  # type: ignore[arg-type]
+    assert len(head_of(head, tmp_path)["segments"]) == 6
     assert list(await fresh(store).load(head)) == everything
 
 
@@ -122,7 +123,7 @@ async def test_heads_form_a_chain(store: CountingStore, tmp_path: Path) -> None:
     transcripts = fresh(store)
     first = await transcripts.append(None, (entry(1),), {"response_id": "a"})
     second = await transcripts.append(first, (entry(2),), {"response_id": "b"})
-    stored = [head_of(store, ref, tmp_path) for ref in (first, second)]
+    stored = [head_of(ref, tmp_path) for ref in (first, second)]
     assert [one["previous"] for one in stored] == [None, first.digest]
     assert [one["call"] for one in stored] == [{"response_id": "a"}, {"response_id": "b"}]
 
@@ -140,7 +141,7 @@ async def test_a_run_may_be_continued_in_two_ways(store: CountingStore) -> None:
 async def test_a_damaged_segment_is_named(store: CountingStore, tmp_path: Path) -> None:
     """A transcript is never read with something else in it."""
     head, _ = await written(store, [3])
-    (segment,) = head_of(store, head, tmp_path)["segments"]  # type: ignore[misc]
+    (segment,) = head_of(head, tmp_path)["segments"]
     path = tmp_path / "blobs" / segment["digest"][:2] / segment["digest"]
     path.write_bytes(path.read_bytes().replace(b"user", b"root"))
     with pytest.raises(ObjectDamaged, match=segment["digest"]):
@@ -150,7 +151,7 @@ async def test_a_damaged_segment_is_named(store: CountingStore, tmp_path: Path) 
 async def test_a_missing_segment_is_named(store: CountingStore, tmp_path: Path) -> None:
     """A transcript with a gap is not loaded."""
     head, _ = await written(store, [3])
-    (segment,) = head_of(store, head, tmp_path)["segments"]  # type: ignore[misc]
+    (segment,) = head_of(head, tmp_path)["segments"]
     (tmp_path / "blobs" / segment["digest"][:2] / segment["digest"]).unlink()
     with pytest.raises(ObjectMissing, match=segment["digest"]):
         await fresh(store).load(head)
@@ -160,6 +161,6 @@ async def test_a_head_whose_count_is_wrong_is_damaged(store: CountingStore, tmp_
     """Each blob may be whole while the chain is not."""
     blobs = BlobStore(store)
     head, _ = await written(store, [3])
-    forged = await blobs.put_json({**head_of(store, head, tmp_path), "count": 4})  # type: ignore[dict-item]
+    forged = await blobs.put_json({**head_of(head, tmp_path), "count": 4})
     with pytest.raises(ObjectDamaged, match="3 entries found of 4"):
         await TranscriptStore(blobs).load(forged)

@@ -16,6 +16,7 @@ import resource
 import select
 import signal
 import time
+import warnings  # noqa: F401 - os.execvpe imports it: here once a sandbox, there once a command
 
 from activities.sandbox.providers.local_process import below, process_table, send_signal, sweep
 from activities.sandbox.providers.local_wire import HEAD, RING, TOTAL, TOTAL_AT
@@ -34,6 +35,8 @@ SWEEP_PAUSE = 0.02
 PIPE_SIZE = 1 << 20
 F_SETPIPE_SZ = 1031
 """From linux/fcntl.h; the fcntl module names it only from Python 3.10."""
+SETTABLE = tuple(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+"""Signals whose handling a process may choose. Listed once, since making the list takes longer than going through it."""
 DONE = b"d"
 KILL = b"k"
 
@@ -106,9 +109,8 @@ def start(request: Request, environment: dict[str, str], stdin: int, stdout: int
     try:
         os.setsid()
         os.umask(0o022)
-        for number in signal.valid_signals():
-            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
-                signal.signal(number, signal.SIG_DFL)
+        for number in SETTABLE:
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for standard, fd in enumerate((stdin, stdout, stderr)):
             os.dup2(fd, standard)
