@@ -74,7 +74,7 @@ def as_table(reports: list[Report]) -> Table:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _machine(busy: float) -> str:

@@ -69,7 +69,7 @@ class _LoggedActivity(ActivityInboundInterceptor):
         bound = {"run": info.workflow_id, "activity": info.activity_type, "attempt": info.attempt}
         log = structlog.stdlib.get_logger("caisson.activity")
         with structlog.contextvars.bound_contextvars(**bound, **({"step": step} if step is not None else {})):
-            log.info("activity started")
+            log.debug("activity started")
             try:
                 result = await super().execute_activity(input)
             except BaseException as error:

@@ -34,6 +34,10 @@ from workflows.workspace import Workspace
 EVENT_CAP = 10_000
 """Events after which a run continues as new even if the server does not suggest it (the server's limit is 51,200)."""
 
+SHOW_EVERY = timedelta(seconds=2)
+"""How often search attributes follow the steps of a fast run: each time costs an event and a write of the server's index. A change
+of state always shows at once."""
+
 
 @workflow.defn(name="AgentRun")
 class AgentRun:
@@ -56,6 +60,7 @@ class AgentRun:
         self._carried = carried
         self._state = RunState.PREPARING
         self._activity = "preparing"
+        self._shown_at = workflow.now() - SHOW_EVERY
         self._answer: CallModelResult | None = None
         self._result: RunResult | None = None
 
@@ -173,7 +178,8 @@ class AgentRun:
             counters=judged.counters,
             steps=judge.kept(run.steps[:-1], summary),
         )
-        show_progress(RunState.RUNNING, run.step, usage)
+        if workflow.now() - self._shown_at >= SHOW_EVERY:
+            self._show_progress(RunState.RUNNING)
 
     async def _conclude(self, status: RunStatus, reason: str | None, *, collect: bool = True) -> RunResult:
         """Collect what was made, end the sandbox, and write the result. Nothing more is accepted from people."""
@@ -190,7 +196,7 @@ class AgentRun:
         self._state = RunState.FINISHED
         self._show(f"finished: {status.value}")
         if self._carried is not None:
-            show_progress(RunState.FINISHED, self._carried.step, self._carried.usage)
+            self._show_progress(RunState.FINISHED)
         return self._result
 
     async def _write_down_rest(self) -> str | None:
@@ -210,7 +216,7 @@ class AgentRun:
         if not self._desk.holds():
             return
         self._enter(RunState.PAUSED, f"paused {self._desk.paused_by}")
-        show_progress(RunState.PAUSED, self._run.step, self._run.usage)
+        self._show_progress(RunState.PAUSED)
         while self._desk.holds():
             run = self._spend_time()
             limit = run.budget.wall_seconds
@@ -247,9 +253,13 @@ class AgentRun:
 
     def _enter(self, state: RunState, activity: str) -> None:
         if state is RunState.AWAITING_APPROVAL or self._state is RunState.AWAITING_APPROVAL:
-            show_progress(state, self._run.step, self._run.usage)
+            self._show_progress(state)
         self._state = state
         self._show(activity)
+
+    def _show_progress(self, state: RunState) -> None:
+        self._shown_at = workflow.now()
+        show_progress(state, self._run.step, self._run.usage)
 
     def _show(self, activity: str) -> None:
         self._activity = activity

@@ -57,13 +57,19 @@ class _Head:
     segments: tuple[_Segment, ...]
     count: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.ref.size for segment in self.segments)
+
 
 @dataclass
 class TranscriptStore:
     """Reads and extends transcripts. The most recent ones stay in memory, so that a following step reads nothing."""
 
     blobs: BlobStore
-    capacity: int = 64
+    capacity: int = 64 << 20
+    """Bytes of stored transcripts whose entries are kept in memory."""
     _cache: OrderedDict[str, tuple[_Head, tuple[Entry, ...]]] = field(default_factory=OrderedDict)
 
     async def load(self, head: BlobRef | None) -> tuple[Entry, ...]:
@@ -90,6 +96,9 @@ class TranscriptStore:
             "segments": [{"digest": s.ref.digest, "size": s.ref.size, "count": s.count} for s in segments],
         }
         ref = await self.blobs.put_json(stored)
+        if head is not None:
+            # A run goes on from its newest head; keeping the old ones would drive out other runs' transcripts.
+            self._cache.pop(head.digest, None)
         self._remember(ref, _Head(tuple(segments), len(everything)), everything)
         return ref
 
@@ -110,7 +119,7 @@ class TranscriptStore:
 
     def _remember(self, ref: BlobRef, head: _Head, entries: tuple[Entry, ...]) -> None:
         self._cache[ref.digest] = (head, entries)
-        while len(self._cache) > self.capacity:
+        while len(self._cache) > 1 and sum(kept.size for kept, _ in self._cache.values()) > self.capacity:
             self._cache.popitem(last=False)
 
 

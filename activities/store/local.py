@@ -105,8 +105,25 @@ def _write(path: Path, chunks: Iterator[bytes], create_only: bool) -> None:
 
 
 def _begin(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(path.parent)
     return path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+
+
+def _make_directory(directory: Path) -> None:
+    """Make a directory and those above it; each new name is on the disk before anything is put below it."""
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _sync_directory(directory.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _sync(descriptor: int) -> None:
@@ -119,11 +136,7 @@ def _finish(temporary: Path, path: Path, create_only: bool) -> None:
     else:
         temporary.replace(path)
     # Without this the file's name may be lost in a power cut although its bytes are on the disk.
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    _sync_directory(path.parent)
 
 
 def _keys(root: Path, prefix: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ from workers.settings import Settings
 SCRIPTED = "scripted, not a language model"
 _SERVER = "temporal"
 _START_SECONDS = 60.0
-_PORTS = {"port": 7233, "ui_port": 8233, "model_port": 8765}
+_PORTS = {"port": 7233, "ui_port": 8233}
 
 
 class DevStack:
@@ -76,7 +76,7 @@ class DevStack:
             supervised.raise_failure()
 
     def _read(self, environ: Mapping[str, str]) -> dict[str, Service]:
-        model_port = self._port("model_port", None)
+        model_port = _any_free()
         variables = {
             **environ,
             "DEV_IP": "127.0.0.1",
@@ -104,7 +104,7 @@ class DevStack:
         port = chosen or usual
         if _is_free(port):
             return port
-        if chosen is None and (self._options.run is not None or name == "model_port"):
+        if chosen is None and self._options.run is not None:
             return _any_free()
         option = "--" + name.replace("_", "-")
         raise BadInput(f"{option}: port {port} is taken on this machine; stop what uses it, or choose another with {option}")
