@@ -63,10 +63,16 @@ class AgentDirectory:
 
 
 def resolve(request: RunInput, directory: AgentDirectory, default_model: str) -> ResolvedAgent:
-    """Decide everything about a run's agent: the named or inline spec, with the run's overrides, and the model."""
+    """Decide everything about a run's agent: the named or inline spec, with the run's overrides, and the model.
+
+    A given budget replaces those of the agent's limits that it names; every other given field replaces the agent's whole.
+    """
     spec = directory.load(request.agent) if isinstance(request.agent, str) else (request.agent or AgentSpec())
-    names = ("manifest", "budget", "approvals", "sandbox", "output_schema")
+    names = ("manifest", "approvals", "sandbox", "output_schema")
     overrides = {name: value for name in names if (value := getattr(request, name)) is not None}
+    if request.budget is not None:
+        # Limit by limit: who bounds the tokens of a run does not mean to lift the agent's bound on its cost.
+        overrides["budget"] = {**spec.budget.model_dump(), **request.budget.model_dump(exclude_unset=True)}
     try:
         # Validated again, because a rule may bind two fields of which only one was overridden.
         spec = AgentSpec.model_validate({**spec.model_dump(), **{n: _plain(v) for n, v in overrides.items()}})
@@ -149,8 +155,9 @@ class PrepareActivities:
     @activity.defn(name=PREPARE_RUN.name)
     async def prepare_run(self, given: PrepareRunInput) -> PrepareRunResult:
         """Resolve and store the agent and the task. Raises ApplicationError `BadInput`, never retried."""
+        request = RunInput.model_validate(given.request)
         try:
-            agent = resolve(given.request, self._directory, self._default_model)
+            agent = resolve(request, self._directory, self._default_model)
             price_known = self._prices.of(agent.model) is not None
             if agent.spec.budget.cost_usd is not None and not price_known:
                 raise BadInput(
@@ -165,7 +172,7 @@ class PrepareActivities:
             agent_name=agent.spec.name,
             model=agent.model,
             plan=plan_of(agent.spec),
-            task=await self._blobs.put_text(given.request.task),
+            task=await self._blobs.put_text(request.task),
             price_known=price_known,
         )
 

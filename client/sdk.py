@@ -285,9 +285,11 @@ def run_not_found(run_id: str, namespace: str) -> RunNotFound:
 
 
 def as_json(request: RunInput) -> dict[str, JsonValue]:
-    """Return a request as the JSON that `AgentRun` takes: whole, but without the fields that nobody set."""
-    # Only top-level nulls may go: inside a budget, null means "no limit" and is not the default.
-    return {name: value for name, value in request.model_dump(mode="json").items() if value is not None and value != {}}
+    """Return a request as the JSON that `AgentRun` takes: without the fields that nobody set.
+
+    A null that was set stays: inside a budget it means "no limit" and is not the default.
+    """
+    return request.model_dump(mode="json", exclude_unset=True)
 
 
 def new_run_id(request: RunInput) -> str:

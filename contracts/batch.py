@@ -96,7 +96,7 @@ class BatchStatus(Contract):
 class CarriedBatch(Contract):
     """What a batch takes with it when it continues as new; no run is going on then."""
 
-    request: BatchInput
+    request: dict[str, JsonValue] = Field(description="the BatchInput as JSON, without the fields that nobody set")
     outcomes: tuple[BatchOutcome, ...] = ()
     usage: Usage = Usage()
     stopped_by: str | None = None

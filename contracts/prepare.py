@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from contracts.agent import AgentSpec, ApprovalPolicy
 from contracts.base import Contract
 from contracts.blob import BlobRef, Text
 from contracts.manifest import OutputSpec
-from contracts.run import ArtifactList, RunInput
+from contracts.run import ArtifactList
 from contracts.sandbox import SandboxRef, SandboxSpec
 from contracts.usage import Budget
 
@@ -51,10 +51,13 @@ class RunPlan(Contract):
 
 
 class PrepareRunInput(Contract):
-    """Resolve a run's agent and check everything that can be checked before money is spent."""
+    """Resolve a run's agent and check everything that can be checked before money is spent.
+
+    `request` is a valid RunInput as JSON without the fields that nobody set, since a budget overrides limit by limit.
+    """
 
     run_id: str
-    request: RunInput
+    request: dict[str, JsonValue]
 
 
 class PrepareRunResult(Contract):

@@ -32,6 +32,10 @@ def open_blobs(settings: Settings) -> BlobStore:
     return BlobStore(LocalStore(Path(settings.store)))
 
 
+_MOST_INPUTS = 2
+"""What a person sends, and what a workflow gives itself when it continues as new."""
+
+
 class InputConverter(PydanticPayloadConverter):
     """Refuses what a person sent that cannot be read at all, instead of failing the workflow task again and again.
 
@@ -39,7 +43,13 @@ class InputConverter(PydanticPayloadConverter):
     """
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
-        """See PayloadConverter. Raises ApplicationError `BadInput` for untyped values that cannot be read."""
+        """See PayloadConverter. Raises ApplicationError `BadInput` for untyped values that cannot be read, or are too many."""
+        if not type_hints and len(payloads) > _MOST_INPUTS:
+            raise ApplicationError(
+                f"{len(payloads)} inputs were given where one is taken; put all fields into one JSON object",
+                type=ErrorType.BAD_INPUT,
+                non_retryable=True,
+            )
         try:
             return super().from_payloads(payloads, type_hints)
         except (ValueError, KeyError, RuntimeError) as error:

@@ -29,7 +29,7 @@ class AgentBatch:
     def __init__(self, request: JsonValue = None, continued: JsonValue = None) -> None:
         self._request = request
         self._continued = continued
-        self._batch: CarriedBatch | None = None
+        self._batch: BatchInput | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._done: dict[str, BatchOutcome] = {}
         self._usage = Usage()
@@ -41,14 +41,14 @@ class AgentBatch:
         """Run every item. Fails with type `BadInput` at once on input that cannot be used."""
         batch = self._adopt()
         self._state = RunState.RUNNING
-        waiting = [item for item in batch.request.items if item.name not in self._done]
+        waiting = [item for item in batch.items if item.name not in self._done]
         try:
             while waiting and self._stopped_by is None:
                 if workflow.info().is_continue_as_new_suggested():
                     await self._continue_as_new(batch)
-                while waiting and len(self._running) < batch.request.concurrency:
+                while waiting and len(self._running) < batch.concurrency:
                     item = waiting.pop(0)
-                    self._running[item.name] = asyncio.create_task(self._one(batch.request, item))
+                    self._running[item.name] = asyncio.create_task(self._one(batch, item))
                 self._show(batch)
                 await self._something_happens(len(self._done))
             await workflow.wait_condition(lambda: not self._running)
@@ -67,7 +67,7 @@ class AgentBatch:
             )
         self._state = RunState.FINISHED
         self._show(batch)
-        outcomes = tuple(self._done[item.name] for item in batch.request.items)
+        outcomes = tuple(self._done[item.name] for item in batch.items)
         return BatchResult(outcomes=outcomes, counts=self._counts(), usage=self._usage)
 
     async def _something_happens(self, finished: int) -> None:
@@ -78,7 +78,7 @@ class AgentBatch:
         try:
             result = await workflow.execute_child_workflow(
                 "AgentRun",
-                request.request_of(item),
+                request.request_of(item).model_dump(mode="json", exclude_unset=True),
                 id=run_id,
                 result_type=RunResult,
                 static_summary=f"{item.name}: {(item.task or request.task or '')[:150]}",
@@ -106,26 +106,28 @@ class AgentBatch:
             artifacts=result.artifacts.count,
         )
 
-    def _adopt(self) -> CarriedBatch:
+    def _adopt(self) -> BatchInput:
         if self._continued is not None:
             try:
-                batch = CarriedBatch.model_validate(self._continued)
+                carried = CarriedBatch.model_validate(self._continued)
             except ValidationError:
                 raise refused("the batch's input: AgentBatch takes one input, but got a second one; remove it") from None
-        else:
-            batch = CarriedBatch(request=parsed(BatchInput, self._request, "the batch's input"))
-        self._batch = batch
-        self._done = {outcome.name: outcome for outcome in batch.outcomes}
-        self._usage, self._stopped_by = batch.usage, batch.stopped_by
-        return batch
+            self._done = {outcome.name: outcome for outcome in carried.outcomes}
+            self._usage, self._stopped_by = carried.usage, carried.stopped_by
+            self._request = carried.request
+        self._batch = parsed(BatchInput, self._request, "the batch's input")
+        return self._batch
 
-    async def _continue_as_new(self, batch: CarriedBatch) -> None:
+    async def _continue_as_new(self, batch: BatchInput) -> None:
         # A run reports only to the execution that started it, so those that are going on are waited for first.
         await workflow.wait_condition(lambda: not self._running and workflow.all_handlers_finished())
-        packed = batch.model_copy(
-            update={"outcomes": tuple(self._done.values()), "usage": self._usage, "stopped_by": self._stopped_by}
+        carried = CarriedBatch(
+            request=batch.model_dump(mode="json", exclude_unset=True),
+            outcomes=tuple(self._done.values()),
+            usage=self._usage,
+            stopped_by=self._stopped_by,
         )
-        workflow.continue_as_new(args=[None, packed])
+        workflow.continue_as_new(args=[None, carried])
 
     def _run_id(self, item: BatchItem) -> str:
         return f"{workflow.info().workflow_id}/{item.name}"
@@ -133,11 +135,11 @@ class AgentBatch:
     def _counts(self) -> dict[RunStatus, int]:
         return dict(Counter(outcome.status for outcome in self._done.values()))
 
-    def _show(self, batch: CarriedBatch) -> None:
-        agent = batch.request.agent
+    def _show(self, batch: BatchInput) -> None:
+        agent = batch.agent
         name = agent if isinstance(agent, str) else agent.name if agent else "default"
         counts = ", ".join(f"{count} {status.value}" for status, count in self._counts().items()) or "none"
-        line = f"{len(self._done)} of {len(batch.request.items)} runs finished ({counts}), {len(self._running)} going on"
+        line = f"{len(self._done)} of {len(batch.items)} runs finished ({counts}), {len(self._running)} going on"
         show_batch(name, self._state, len(self._done), self._usage, line)
 
     @workflow.query(description="How the batch stands.")
@@ -146,7 +148,7 @@ class AgentBatch:
         return BatchStatus(
             batch_id=workflow.info().workflow_id,
             state=self._state,
-            total=len(self._batch.request.items) if self._batch else 0,
+            total=len(self._batch.items) if self._batch else 0,
             running=tuple(self._running),
             finished=len(self._done),
             counts=self._counts(),

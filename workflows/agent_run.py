@@ -7,7 +7,6 @@ continue-as-new is in one place, `CarriedRun`; everything else here belongs to t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
@@ -35,8 +34,8 @@ EVENT_CAP = 10_000
 """Events after which a run continues as new even if the server does not suggest it (the server's limit is 51,200)."""
 
 SHOW_EVERY = timedelta(seconds=2)
-"""How often search attributes follow the steps of a fast run: each time costs an event and a write of the server's index. A change
-of state always shows at once."""
+"""How often search attributes follow the steps of a fast run: each time costs an event and a write of the server's index. A
+change of state always shows at once."""
 
 
 @workflow.defn(name="AgentRun")
@@ -56,7 +55,7 @@ class AgentRun:
         self._queues = Queues(workflow.info().task_queue)
         self._desk = Desk(carried)
         self._workspace = Workspace(self._queues, self._run_id, carried)
-        self._tools = ToolCalls(self._run_id, self._desk, self._enter)
+        self._tools = ToolCalls(self._run_id, self._desk, self._enter, self._seconds_left)
         self._carried = carried
         self._state = RunState.PREPARING
         self._activity = "preparing"
@@ -118,7 +117,7 @@ class AgentRun:
         self._show("resolving the agent")
         prepared = await call(
             PREPARE_RUN,
-            PrepareRunInput(run_id=self._run_id, request=request),
+            PrepareRunInput(run_id=self._run_id, request=request.model_dump(mode="json", exclude_unset=True)),
             queue=self._queues.workflow,
             summary=f"prepare: {' '.join(request.task.split())}",
         )
@@ -217,17 +216,7 @@ class AgentRun:
             return
         self._enter(RunState.PAUSED, f"paused {self._desk.paused_by}")
         self._show_progress(RunState.PAUSED)
-        while self._desk.holds():
-            run = self._spend_time()
-            limit = run.budget.wall_seconds
-            left = None if limit is None else limit - run.usage.wall_seconds
-            if left is not None and left <= 0:
-                return  # the wall-time budget ends the run at the next check
-            # People may extend the budget meanwhile, so what is left of it is counted anew when this much has passed.
-            with contextlib.suppress(TimeoutError):
-                await workflow.wait_condition(
-                    lambda: not self._desk.holds(), timeout=None if left is None else timedelta(seconds=left)
-                )
+        await self._desk.wait(lambda: not self._desk.holds(), self._seconds_left)
         self._enter(RunState.RUNNING, "resumed")
 
     async def _continue_as_new(self) -> None:
@@ -235,6 +224,11 @@ class AgentRun:
         await workflow.wait_condition(workflow.all_handlers_finished)
         packed = self._run.model_copy(update={**self._desk.pack(), **self._workspace.pack()})
         workflow.continue_as_new(args=[None, packed])
+
+    def _seconds_left(self) -> float | None:
+        """How much of the wall-time budget is left, every extension counted; None without a limit."""
+        run = self._spend_time()
+        return None if run.budget.wall_seconds is None else run.budget.wall_seconds - run.usage.wall_seconds
 
     def _spend_time(self) -> CarriedRun:
         wall = round((workflow.now() - self._run.started_at).total_seconds(), 3)

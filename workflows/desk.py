@@ -5,6 +5,10 @@ Update handlers only write here and never wait, so a run may continue as new bet
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 from temporalio import workflow
@@ -160,12 +164,22 @@ class Desk:
         del self.pending[decision.approval_id]
         return f"approval {decision.approval_id} is {'granted' if decision.allow else 'denied'}"
 
-    async def decision_on(self, approval: PendingApproval) -> ApprovalDecision | None:
-        """Wait until a person decides on one exact call; None when the run is stopped first. May wait for days."""
+    async def decision_on(self, approval: PendingApproval, seconds_left: Callable[[], float | None]) -> ApprovalDecision | None:
+        """Wait until a person decides on one exact call; None when the run is stopped or out of time first. May wait for days."""
         self.pending[approval.approval_id] = approval
-        await workflow.wait_condition(lambda: approval.approval_id in self.decided or self.stopped_by is not None)
+        await self.wait(lambda: approval.approval_id in self.decided or self.stopped_by is not None, seconds_left)
         self.pending.pop(approval.approval_id, None)
         return self.decided.pop(approval.approval_id, None)
+
+    @staticmethod
+    async def wait(condition: Callable[[], bool], seconds_left: Callable[[], float | None]) -> None:
+        """Wait for people until `condition` holds or the run's time is up.
+
+        The time is asked for anew whenever it seems to be up, since people may extend it meanwhile.
+        """
+        while not condition() and ((left := seconds_left()) is None or left > 0):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await workflow.wait_condition(condition, timeout=None if left is None else timedelta(seconds=left))
 
 
 def who(reason: Reason) -> str:

@@ -44,10 +44,13 @@ class Outcome:
 class ToolCalls:
     """Carries out calls for one run."""
 
-    def __init__(self, run_id: str, desk: Desk, enter: Callable[[RunState, str], None]) -> None:
+    def __init__(
+        self, run_id: str, desk: Desk, enter: Callable[[RunState, str], None], seconds_left: Callable[[], float | None]
+    ) -> None:
         self._run_id = run_id
         self._desk = desk
         self._enter = enter
+        self._seconds_left = seconds_left
 
     async def carry_out(
         self, calls: Sequence[ToolCall], step: int, prepared: PrepareRunResult, sandbox: SandboxRef | None
@@ -129,10 +132,11 @@ class ToolCalls:
                         call_id=one.call_id,
                         arguments=one.arguments.shown(),
                         arguments_digest=one.arguments_digest,
-                    )
+                    ),
+                    self._seconds_left,
                 )
                 if decision is None:
-                    return f"{one.name}: not run, because the run is being stopped"
+                    return f"{one.name}: not run, because the run ends before anybody decided"
                 if decision.allow:
                     return None
                 return f"{one.name}: denied by {decision.by}; it was not run. {decision.reason}".rstrip()
@@ -140,9 +144,8 @@ class ToolCalls:
     async def _activity_tool(self, one: ToolCall, route: ActivityRoute) -> Outcome:
         """Run somebody's activity with the call's arguments. Whatever it fails with is an output for the model."""
         if one.arguments.inline is None:
-            return _told(
-                one, f"{one.name}: arguments over 4 KB are not given to an activity tool; pass less", f"{one.name}: not run"
-            )
+            fault = f"{one.name}: arguments over 64 KB are not given to an activity tool; pass less"
+            return _told(one, fault, f"{one.name}: not run")
         arguments: JsonValue = json.loads(one.arguments.inline)
         try:
             result: RawValue = await workflow.execute_activity(

@@ -15,10 +15,15 @@ from pydantic import JsonValue
 from activities.model.transcript import Item
 from activities.store.blobs import BlobStore
 from contracts.base import canonical_json, sha256_hex
+from contracts.blob import INLINE_LIMIT
 from contracts.model import ToolCall
 
 MAX_CALLS = 64
 """Calls of one answer that are carried out; a wider fan-out is told to the model instead."""
+
+MAX_ACTIVITY_ARGUMENTS = 64 * 1024
+"""Bytes of arguments that an activity tool may be given."""
+_STORE_READERS = ("shell", "apply_patch")
 
 MAX_DEPTH = 100
 """Levels of JSON that a model may nest; pydantic, which carries it on, refuses more than about 200."""
@@ -96,7 +101,8 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
     return ToolCall(
         call_id=call_id,
         name=name[:200],
-        arguments=await blobs.put_text(canonical),
+        # An activity tool gets its arguments in history, where somebody else's worker can read them; the others read the store.
+        arguments=await blobs.put_text(canonical, INLINE_LIMIT if name in _STORE_READERS else MAX_ACTIVITY_ARGUMENTS),
         arguments_digest=sha256_hex(canonical.encode()),
         summary=summarise(name, arguments),
         fault=fault,

@@ -48,9 +48,9 @@ class ManifestActivities:
 
     async def _tree(self, manifest: Manifest, beat: Beat) -> list[TreeEntry]:
         tree: list[TreeEntry] = []
-        total = files = 0
+        limits, total, files = manifest.limits, 0, 0
         for place, entry in sorted(manifest.entries.items()):
-            found = self._inline(place, entry) if isinstance(entry, InlineEntry) else self._local(place, entry)
+            found = self._inline(place, entry) if isinstance(entry, InlineEntry) else self._local(place, entry, limits.max_bytes)
             # In a thread, one file at a time: a slow disk must not silence the heartbeat.
             while (item := await asyncio.to_thread(next, found, None)) is not None:
                 path, mode, data = item
@@ -58,14 +58,10 @@ class ManifestActivities:
                     tree.append(TreeEntry(path=path, kind="directory", mode=mode))
                     continue
                 files, total = files + 1, total + len(data)
-                if files > manifest.limits.max_files:
-                    raise BadInput(
-                        f"manifest.entries.{place}: more than {manifest.limits.max_files} files; raise limits.max_files"
-                    )
-                if total > manifest.limits.max_bytes:
-                    raise BadInput(
-                        f"manifest.entries.{place}: more than {manifest.limits.max_bytes} bytes; raise limits.max_bytes"
-                    )
+                if files > limits.max_files:
+                    raise BadInput(f"manifest.entries.{place}: more than {limits.max_files} files; raise limits.max_files")
+                if total > limits.max_bytes:
+                    raise BadInput(f"manifest.entries.{place}: more than {limits.max_bytes} bytes; raise limits.max_bytes")
                 ref = await self._blobs.put(data)
                 tree.append(TreeEntry(path=path, kind="file", mode=mode, size=ref.size, digest=ref.digest))
                 beat.details = {"entry": place, "files": files, "bytes": total}
@@ -74,12 +70,12 @@ class ManifestActivities:
     def _inline(self, place: str, entry: InlineEntry) -> Iterator[tuple[str, int, bytes | None]]:
         yield place, 0o444 if entry.read_only else 0o644, entry.text.encode()
 
-    def _local(self, place: str, entry: LocalEntry) -> Iterator[tuple[str, int, bytes | None]]:
+    def _local(self, place: str, entry: LocalEntry, max_bytes: int) -> Iterator[tuple[str, int, bytes | None]]:
         source = self._allowed(place, entry.path)
         if source.is_dir():
-            yield from _directory(place, source, source, entry.read_only)
+            yield from _directory(place, source, source, entry.read_only, max_bytes)
         else:
-            yield _file(place, source, place, entry.read_only)
+            yield _file(place, source, place, entry.read_only, max_bytes)
 
     def _allowed(self, place: str, path: str) -> Path:
         """Resolve a local entry's path to a real one below an allowed root, whatever links lie on the way."""
@@ -95,7 +91,7 @@ class ManifestActivities:
         raise BadInput(f"{field}: {path!r} is not below an allowed root ({roots}); move the data, or set CAISSON_LOCAL_ROOTS")
 
 
-def _directory(place: str, top: Path, folder: Path, read_only: bool) -> Iterator[tuple[str, int, bytes | None]]:
+def _directory(place: str, top: Path, folder: Path, read_only: bool, max_bytes: int) -> Iterator[tuple[str, int, bytes | None]]:
     here = _join(place, folder.relative_to(top).as_posix())
     try:
         children = sorted(folder.iterdir())
@@ -110,20 +106,22 @@ def _directory(place: str, top: Path, folder: Path, read_only: bool) -> Iterator
                 raise BadInput(f"manifest.entries.{place}: {child} is a link that leaves {top}; remove it, or copy what it names")
             if not real.is_file():
                 raise BadInput(f"manifest.entries.{place}: {child} is a link to no file; remove it, or copy what it names")
-            yield _file(place, real, path, read_only)
+            yield _file(place, real, path, read_only, max_bytes)
         elif child.is_dir():
-            yield from _directory(place, top, child, read_only)
+            yield from _directory(place, top, child, read_only, max_bytes)
         else:
-            yield _file(place, child, path, read_only)
+            yield _file(place, child, path, read_only, max_bytes)
 
 
-def _file(place: str, source: Path, path: str, read_only: bool) -> tuple[str, int, bytes]:
+def _file(place: str, source: Path, path: str, read_only: bool, max_bytes: int) -> tuple[str, int, bytes]:
     try:
         descriptor = os.open(source, _FILE_FLAGS)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise BadInput(f"manifest.entries.{place}: {source} is no regular file; leave it out")
+            if status.st_size > max_bytes:
+                raise _over(place, "bytes", max_bytes)
             executable = bool(status.st_mode & 0o111)
             mode = (0o555 if executable else 0o444) if read_only else (0o755 if executable else 0o644)
             return path, mode, file.read()

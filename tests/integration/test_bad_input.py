@@ -247,3 +247,10 @@ async def test_a_refused_run_still_answers_status(stack: Stack) -> None:
     """Whoever looks at a refused run afterwards sees that it never began."""
     handle, _ = await refusal(stack, {})
     assert (await handle.query("status"))["step"] == 0
+
+
+async def test_three_inputs_are_refused(stack: Stack) -> None:
+    """More inputs than the workflow has places for are refused, and do not fail its task again and again."""
+    handle, message = await refusal(stack, run(), run(), run())
+    assert "3 inputs were given where one is taken" in message
+    assert await failed_tasks(handle) == []

@@ -108,3 +108,12 @@ async def test_the_cost_is_known_only_where_the_price_is(stack: Stack, model: st
     """A model without a price has no cost, instead of one that is zero."""
     result = await stack.finish(await stack.start("hello", {"tools": []}, model=model))
     assert (result["usage"]["cost_usd"] is not None) == (model == "gpt-5.4-mini")
+
+
+async def test_a_runs_budget_replaces_only_the_limits_it_names(stack: Stack) -> None:
+    """The agent's other limits stay; an explicit null lifts one."""
+    agent = {"tools": [], "budget": {"steps": 9, "tokens": 5000, "cost_usd": 1.5}}
+    handle = await stack.start("hello", agent, budget={"tokens": 900, "cost_usd": None})
+    await stack.finish(handle)
+    budget = (await handle.query("status"))["budget"]
+    assert (budget["steps"], budget["tokens"], budget["cost_usd"]) == (9, 900, None)

@@ -14,7 +14,6 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from contracts.activity_names import PREPARE_RUN, Queues
 from contracts.model import CallModelResult
 from contracts.prepare import PrepareRunInput
-from contracts.run import RunInput
 from workers.process import workflow_runner
 from workflows.activities import call
 from workflows.agent_batch import AgentBatch
@@ -52,7 +51,7 @@ async def test_an_unguarded_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     as_it_is = AgentRun._call_model
 
     async def careless(self: AgentRun) -> CallModelResult:
-        given = PrepareRunInput(run_id="x", request=RunInput(task="x"))
+        given = PrepareRunInput(run_id="x", request={"task": "x"})
         await call(PREPARE_RUN, given, queue=Queues("caisson").workflow, summary="careless")
         return await as_it_is(self)
 
