@@ -1,0 +1,99 @@
+"""Activities heartbeat for as long as they work, and tell a worker's shutdown from a person's stop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.heartbeat import beating
+from activities.sandbox.activity import SandboxActivities
+from activities.sandbox.port import Capabilities, Sandbox
+from activities.sandbox.registry import ProviderRegistry
+from activities.store.blobs import BlobStore
+from activities.store.local import LocalStore
+from contracts.activity_names import ErrorType, Queues
+from contracts.sandbox import OpenSandboxInput, SandboxRef, SandboxSpec
+
+
+class SlowProvider:
+    """A provider that takes its time to make a sandbox; anything else it is asked is a fault of the test."""
+
+    name = "slow"
+    capabilities = Capabilities(host_bound=False, native_jobs=False)
+
+    async def create(
+        self, spec: SandboxSpec, key: str, *, environment: Mapping[str, str], labels: Mapping[str, str], queue: str
+    ) -> SandboxRef:
+        """Take five seconds."""
+        await asyncio.sleep(5)
+        return SandboxRef(provider="slow", id=key, nonce="n", queue=queue)
+
+    async def attach(self, ref: SandboxRef) -> Sandbox:
+        """Not asked here."""
+        raise AssertionError("attach")
+
+    async def kill(self, ref: SandboxRef) -> None:
+        """Not asked here."""
+        raise AssertionError("kill")
+
+    async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
+        """Not asked here."""
+        raise AssertionError("list")
+
+
+async def test_a_slow_create_heartbeats(tmp_path: Any) -> None:
+    """While a sandbox is being made the server hears of it, so that nobody makes a second one meanwhile.
+
+    From dust-tt/dust#28780, TracecatHQ/tracecat#2451 and MoonLadderStudios/MoonMind#3700.
+    """
+    environment = ActivityEnvironment()
+    beats: list[float] = []
+    environment.on_heartbeat = lambda *_: beats.append(asyncio.get_running_loop().time())
+    activities = SandboxActivities(
+        ProviderRegistry({"slow": SlowProvider}), BlobStore(LocalStore(tmp_path / "store")), Queues("q"), "host"
+    )
+    wanted = OpenSandboxInput(key="k", run_id="r", spec=SandboxSpec(provider="slow"))
+    opened = await environment.run(activities.open_sandbox, wanted)
+    assert opened.sandbox.id == "k"
+    assert len(beats) >= 2
+    assert all(later - earlier < 5 for earlier, later in itertools.pairwise(beats))
+
+
+async def test_a_workers_shutdown_becomes_a_retry_at_once() -> None:
+    """The next worker takes over; the run does not notice."""
+    environment = ActivityEnvironment()
+
+    async def work() -> None:
+        async with beating():
+            await asyncio.sleep(60)
+
+    running = asyncio.ensure_future(environment.run(work))
+    await asyncio.sleep(0.05)
+    environment.worker_shutdown()
+    running.cancel()
+    with pytest.raises(ApplicationError) as failed:
+        await running
+    assert failed.value.type == ErrorType.WORKER_SHUTDOWN
+    assert not failed.value.non_retryable
+    assert failed.value.next_retry_delay is not None
+
+
+async def test_a_persons_stop_stays_a_cancellation() -> None:
+    """The activity ends as cancelled."""
+    environment = ActivityEnvironment()
+
+    async def work() -> None:
+        async with beating():
+            await asyncio.sleep(60)
+
+    running = asyncio.ensure_future(environment.run(work))
+    await asyncio.sleep(0.05)
+    environment.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
