@@ -56,6 +56,7 @@ from contracts.run import (
     StatusReport,
     StepsPage,
     StepsPageInput,
+    sparse,
 )
 from contracts.usage import BudgetExtension
 
@@ -126,7 +127,7 @@ class CaissonClient:
         try:
             await self.client.start_workflow(
                 WORKFLOW,
-                as_json(request),
+                sparse(request),
                 id=run_id,
                 task_queue=self.task_queue,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
@@ -282,14 +283,6 @@ class RunHandle:
 def run_not_found(run_id: str, namespace: str) -> RunNotFound:
     """Say that nothing has this id."""
     return RunNotFound(f"there is no run {run_id!r} in namespace {namespace!r}; correct the id or the namespace")
-
-
-def as_json(request: RunInput) -> dict[str, JsonValue]:
-    """Return a request as the JSON that `AgentRun` takes: without the fields that nobody set.
-
-    A null that was set stays: inside a budget it means "no limit" and is not the default.
-    """
-    return request.model_dump(mode="json", exclude_unset=True)
 
 
 def new_run_id(request: RunInput) -> str:

@@ -61,6 +61,14 @@ class BatchInput(Contract):
         )
 
 
+def sparse_batch(request: BatchInput) -> dict[str, JsonValue]:
+    """Return a batch as JSON without the fields that nobody set; see `contracts.run.sparse`."""
+    given: dict[str, JsonValue] = request.model_dump(mode="json", include=request.model_fields_set)
+    if request.budget is not None:
+        given["budget"] = request.budget.model_dump(mode="json", exclude_unset=True)
+    return given
+
+
 class BatchOutcome(Contract):
     """How one run of a batch ended."""
 

@@ -50,6 +50,17 @@ class RunInput(Contract):
     labels: dict[str, str] = Field(default_factory=dict, description="kept with the run, for the people who look for it")
 
 
+def sparse(request: RunInput) -> dict[str, JsonValue]:
+    """Return a request as JSON without the fields that nobody set: an unset limit of a budget leaves the agent's as it is.
+
+    A null that was set stays, since in a budget it means "no limit".
+    """
+    given: dict[str, JsonValue] = request.model_dump(mode="json", include=request.model_fields_set)
+    if request.budget is not None:
+        given["budget"] = request.budget.model_dump(mode="json", exclude_unset=True)
+    return given
+
+
 class RunStatus(StrEnum):
     """How a run ended."""
 

@@ -13,8 +13,17 @@ with workflow.unsafe.imports_passed_through():
 
     from contracts.activity_names import ErrorType
     from contracts.base import canonical_json
-    from contracts.batch import SHOWN_OUTPUT, BatchInput, BatchItem, BatchOutcome, BatchResult, BatchStatus, CarriedBatch
-    from contracts.run import Reason, RunResult, RunState, RunStatus
+    from contracts.batch import (
+        SHOWN_OUTPUT,
+        BatchInput,
+        BatchItem,
+        BatchOutcome,
+        BatchResult,
+        BatchStatus,
+        CarriedBatch,
+        sparse_batch,
+    )
+    from contracts.run import Reason, RunResult, RunState, RunStatus, sparse
     from contracts.usage import Usage
 
 from workflows.desk import parsed, refused, who
@@ -78,7 +87,7 @@ class AgentBatch:
         try:
             result = await workflow.execute_child_workflow(
                 "AgentRun",
-                request.request_of(item).model_dump(mode="json", exclude_unset=True),
+                sparse(request.request_of(item)),
                 id=run_id,
                 result_type=RunResult,
                 static_summary=f"{item.name}: {(item.task or request.task or '')[:150]}",
@@ -122,7 +131,7 @@ class AgentBatch:
         # A run reports only to the execution that started it, so those that are going on are waited for first.
         await workflow.wait_condition(lambda: not self._running and workflow.all_handlers_finished())
         carried = CarriedBatch(
-            request=batch.model_dump(mode="json", exclude_unset=True),
+            request=sparse_batch(batch),
             outcomes=tuple(self._done.values()),
             usage=self._usage,
             stopped_by=self._stopped_by,

@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.carried import CarriedRun
     from contracts.model import CallModelInput, CallModelResult, ExtendTranscriptInput, NewItem, UserItem
     from contracts.prepare import PrepareRunInput
-    from contracts.run import RunInput, RunResult, RunState, RunStatus, StatusReport, StepsPage, StepsPageInput
+    from contracts.run import RunInput, RunResult, RunState, RunStatus, StatusReport, StepsPage, StepsPageInput, sparse
     from contracts.usage import Budget, Usage, exceeded
 
 from workflows import judge
@@ -117,7 +117,7 @@ class AgentRun:
         self._show("resolving the agent")
         prepared = await call(
             PREPARE_RUN,
-            PrepareRunInput(run_id=self._run_id, request=request.model_dump(mode="json", exclude_unset=True)),
+            PrepareRunInput(run_id=self._run_id, request=sparse(request)),
             queue=self._queues.workflow,
             summary=f"prepare: {' '.join(request.task.split())}",
         )

@@ -32,13 +32,20 @@ from client.sdk import (
     RunNotFound,
     RunOver,
     Unanswered,
-    as_json,
     checked_run_id,
     new_run_id,
 )
 from contracts.agent import AgentSpec, ApplyPatchTool, ShellTool
 from contracts.base import BadInput
-from contracts.run import PendingApproval, RunInput, RunResult, RunState, RunStatus, StatusReport
+from contracts.run import (
+    PendingApproval,
+    RunInput,
+    RunResult,
+    RunState,
+    RunStatus,
+    StatusReport,
+    sparse,
+)
 from contracts.usage import Budget, BudgetExtension
 
 REPORT = StatusReport(
@@ -155,8 +162,8 @@ def test_the_json_of_a_request_means_the_same_request() -> None:
         output_schema={"const": None},
         labels={"a": "b"},
     )
-    assert RunInput.model_validate(as_json(request)) == request
-    assert as_json(RunInput(task="x")) == {"task": "x"}
+    assert RunInput.model_validate(sparse(request)) == request
+    assert sparse(RunInput(task="x")) == {"task": "x"}
 
 
 async def test_a_status_is_read_from_plain_json_and_may_be_newer_than_this_client() -> None:
