@@ -159,6 +159,8 @@ def print_result(console: Console, run_id: str, result: RunResult, *, page: str 
     for text in _artifact_lines(run_id, result):
         _line(console, text)
     spent = [usage_line(result.usage, result.steps), f"{result.usage.tool_calls} tool calls", duration(result.usage.wall_seconds)]
+    if result.model_label and result.usage.cost_usd:
+        spent.append("the cost is the price table's, nothing was billed")
     _field(console, "used", " · ".join(spent))
     if result.model:
         _field(console, "model", clean(result.model))
