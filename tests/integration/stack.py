@@ -127,4 +127,7 @@ def make_stack(state: Path, environ: dict[str, str] | None = None) -> Stack:
         ui_port=free_port(),
         state_dir=state,
     )
-    return Stack(DevStack(options, load_settings({}), environ or {}, notices.append), state, notices)
+    environ = environ or {}
+    # With a key in it the stack asks the endpoint that the environment names, and starts no scripted model.
+    key: dict[str, str] = {name: environ[name] for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL") if name in environ}
+    return Stack(DevStack(options, load_settings(key), environ, notices.append), state, notices)

@@ -1,0 +1,92 @@
+"""A secret is in the one process that uses it, and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.parse
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from activities.model.transcript import TranscriptStore
+from contracts.blob import BlobRef
+from tests.integration.stack import Stack, make_stack
+from workers.scripted_model.scenario import parse_scenarios
+from workers.scripted_model.server import ScriptedModelServer
+
+CANARY = f"sk-canary-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """A stack whose model worker holds a canary as its key, and asks an endpoint that is no part of the stack."""
+    scenarios = yaml.safe_dump(yaml.safe_load((Path(__file__).parent / "scenarios/canary.yaml").read_text()))
+    with ScriptedModelServer(parse_scenarios(scenarios, "canary.yaml")) as endpoint:
+        environ = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": endpoint.base_url, "CANARY_KEY": CANARY}
+        made = make_stack(tmp_path_factory.mktemp("guarded"), environ)
+        async with made.dev:
+            yield made
+        await made.sweep()
+
+
+def spellings(secret: str) -> list[bytes]:
+    """The ways in which a secret is written down by accident."""
+    raw = secret.encode()
+    encoded = [base64.b64encode(b"\0" * shift + raw).rstrip(b"=")[4 if shift else 0 : -4] for shift in range(3)]
+    return [raw, urllib.parse.quote(secret).encode(), raw.hex().encode(), *encoded]
+
+
+def found(data: bytes) -> bool:
+    """Whether a secret is in `data` in any spelling."""
+    return any(spelling in data for spelling in spellings(CANARY))
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    """Plain, in base64 at any offset, percent-encoded and in hexadecimal."""
+    for prefix in ("", "a", "ab"):
+        assert found(base64.b64encode((prefix + CANARY + "tail").encode()))
+    assert found(b"x" + CANARY.encode() + b"y")
+    assert found(CANARY.encode().hex().encode())
+    assert not found(b"sk-canary-of-somebody-else")
+
+
+async def test_the_key_is_nowhere_but_in_the_model_worker(guarded: Stack) -> None:
+    """Not in what a hostile command can see, nor in history, store, logs, database, artifacts or another worker's environment.
+
+    From NousResearch/hermes-agent#4427, openai/codex PR#1061, temporalio/features#685 and temporalio/sdk-python#1745.
+    """
+    handle = await guarded.start("look-for-secrets")
+    result = await guarded.finish(handle)
+    assert result["status"] == "completed"
+    failing = await guarded.start("refused-key")
+    error = await guarded.failure(failing)
+    assert not found(error.message.encode())
+
+    head = BlobRef.model_validate(result["checkpoint"]["transcript"])
+    entries = await TranscriptStore(guarded.dev.blobs).load(head)
+    outputs = [json.dumps(entry.item) for entry in entries if entry.origin == "tool"]
+    assert len(outputs) == 4
+    assert "HOME=/workspace" in outputs[0], "the commands did look"
+    assert not any(found(output.encode()) for output in outputs)
+
+    for one in (handle, failing):
+        history = (await one.fetch_history()).to_json()
+        assert not found(history.encode())
+        shown = (await one.describe()).raw_description
+        assert not found(shown.SerializeToString())
+
+    for path in guarded.state.rglob("*"):
+        # The store, the logs, the server's database with its write-ahead log, and what was left of sandboxes.
+        if path.is_file():
+            assert not found(path.read_bytes()), path
+
+
+async def test_only_the_model_worker_has_the_key_in_its_environment(guarded: Stack) -> None:
+    """Every process of the stack is looked at; the model worker shows that the search would find it."""
+    for name, supervised in guarded.dev.running.items():
+        environment = Path(f"/proc/{supervised.pid}/environ").read_bytes()
+        assert found(environment) == (name == "model-worker"), name
