@@ -71,7 +71,9 @@ class Local:
     async def alive(self, marker: str) -> bool:
         """Tell whether a process in the sandbox has `marker` as one of its arguments."""
         # Not with pgrep, which a minimal system lacks; the marker travels as a variable, so that the search does not find itself.
-        search = 'for f in /proc/[0-9]*/cmdline; do tr "\\0" "\\n" < "$f" | grep -qxF -- "$MARKER" && exit 0; done 2>/dev/null; exit 1'
+        search = (
+            'for f in /proc/[0-9]*/cmdline; do tr "\\0" "\\n" < "$f" | grep -qxF -- "$MARKER" && exit 0; done 2>/dev/null; exit 1'
+        )
         return (await self.sh(search, env={"MARKER": marker})).exit_code == 0
 
     def init_pid(self) -> int:
