@@ -15,6 +15,7 @@ Measure = Callable[[Say], Awaitable[dict[str, Metric]]]
 BENCHMARKS: Mapping[str, str] = {
     "step_overhead": "benchmarks.step_overhead",
     "history_growth": "benchmarks.history_growth",
+    "sandbox_start": "benchmarks.sandbox_start",
 }
 """Where each benchmark is: a module with an `async def measure(say) -> dict[str, Metric]`."""
 

@@ -24,6 +24,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.agents import AgentDirectory, resolve
 from activities.model.prices import load_prices
+from activities.sandbox.port import BadSandboxSpec
+from activities.sandbox.providers.local_cgroup import CONTROLLERS, enforcement, find_groups
+from activities.sandbox.providers.local_seccomp import system_call_filter
 from activities.store.port import StoreError
 from contracts.activity_names import Queues
 from contracts.base import BadInput
@@ -62,6 +65,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield check_python(sys.version_info[:3])
     yield check_packages()
     yield await check_bubblewrap()
+    yield check_limits()
     yield await _check_store(settings)
     yield check_disk(Path(settings.store))
     yield check_agents(settings)
@@ -124,6 +128,26 @@ async def check_bubblewrap(program: str = "bwrap") -> Finding:
             "--cap-add SYS_ADMIN",
         )
     return Finding("bubblewrap", State.OK, (await _run(path, "--version"))[1])
+
+
+def check_limits(proc: Path = Path("/proc/self")) -> Finding:
+    """Whether the kernel itself holds local sandboxes to their limits, and can filter their system calls."""
+    try:
+        system_call_filter()
+        groups = find_groups(proc)
+    except (BadSandboxSpec, OSError) as error:
+        return Finding("sandbox limits", State.FAIL, str(error), "local sandboxes refuse to start without it")
+    held = enforcement(groups)
+    found = "; ".join(f"{name}: {held[name]}" for name in ("memory_mb", "processes", "cpus"))
+    if set(groups.places) == set(CONTROLLERS):
+        return Finding("sandbox limits", State.OK, found)
+    return Finding(
+        "sandbox limits",
+        State.WARN,
+        found,
+        "give the sandbox worker control groups: `systemd-run --user --scope -p Delegate=yes caisson worker --role sandbox`, or "
+        "in a unit of systemd Delegate=yes with DelegateSubgroup=worker; or run it as root",
+    )
 
 
 async def _run(*argv: str) -> tuple[int, str]:

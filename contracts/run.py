@@ -115,6 +115,9 @@ class RunResult(Contract):
     agent_digest: str | None = None
     model: str | None = None
     model_label: str | None = Field(default=None, description="what the endpoint says it is, if not a language model")
+    egress_log: BlobRef | None = Field(
+        default=None, description="the sandbox's network connections, as JSON lines, if it had a network"
+    )
     provenance_head: BlobRef | None = Field(default=None, description="the head of the transcript's hash chain")
 
 

@@ -8,15 +8,46 @@ from typing import Annotated
 from pydantic import Field
 
 from contracts.base import Contract
+from contracts.blob import BlobRef
 
 WORKSPACE = "/workspace"
 """Where the workspace lies inside every sandbox."""
+
+RUN_LABEL, NAMESPACE_LABEL = "caisson_run", "caisson_namespace"
+"""The labels of a sandbox that say for which run, in which Temporal namespace, it was made."""
+
+
+HostPattern = Annotated[str, Field(pattern=r"^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]$")]
+"""A host name in lower case, or `*.` before one for every name below it. No addresses: a name can be explained to an auditor."""
+
+
+class SandboxLimits(Contract):
+    """The most that one sandbox may use. Each has a default, and none can be switched off."""
+
+    memory_mb: int = Field(default=2048, ge=64, le=1_048_576, description="of all its processes and its /tmp together")
+    processes: int = Field(default=512, ge=16, le=65_536, description="processes and threads")
+    cpus: float = Field(default=2.0, gt=0, le=1024, description="processor cores' worth of time")
+    open_files: int = Field(default=4096, ge=64, le=1_048_576, description="of one process")
+    file_mb: int = Field(default=4096, ge=1, le=1_048_576, description="the largest file a command may write")
+    workspace_mb: int = Field(default=10_240, ge=1, le=16_777_216, description="of all files in the workspace")
+    workspace_files: int = Field(
+        default=1_000_000, ge=16, le=100_000_000, description="files, directories and links in the workspace"
+    )
+    lifetime_seconds: int = Field(default=24 * 3600, ge=60, le=30 * 24 * 3600, description="after which the sandbox is ended")
+
+
+class NetworkPolicy(Contract):
+    """Which hosts a sandbox may reach, through a filtering proxy outside of it. The default is none: no network at all."""
+
+    allow: tuple[HostPattern, ...] = Field(default=(), max_length=200)
 
 
 class SandboxSpec(Contract):
     """What a person asks of a sandbox."""
 
     provider: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")] = "local"
+    limits: SandboxLimits = SandboxLimits()
+    network: NetworkPolicy = NetworkPolicy()
 
 
 class SandboxRef(Contract):
@@ -48,6 +79,7 @@ class JobResult(Contract):
 
     `stdout` and `stderr` are whole when they are no longer than the limit asked for; else their beginning and end around
     a marker. `stdout_bytes` and `stderr_bytes` are the true totals. `exit_code` is null unless the state is `exited`.
+    `note` is what the harness has to say about it, such as the limit that ended it and how to live with that.
     """
 
     state: JobState
@@ -58,6 +90,7 @@ class JobResult(Contract):
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     duration_seconds: float = 0.0
+    note: str = ""
 
 
 class OpenSandboxInput(Contract):
@@ -83,4 +116,6 @@ class CloseSandboxInput(Contract):
 
 
 class CloseSandboxResult(Contract):
-    """The sandbox is gone."""
+    """The sandbox is gone. `egress` is the record of its connections as JSON lines, if it had a network."""
+
+    egress: BlobRef | None = None

@@ -56,13 +56,14 @@ def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
 
 
 def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.governance.egress_process import proxy_command
     from activities.sandbox.activity import SandboxActivities
     from activities.sandbox.port import SandboxProvider
     from activities.sandbox.registry import ProviderRegistry, provider_class
     from activities.workspace.activity import WorkspaceActivities
 
     def local() -> SandboxProvider:
-        return provider_class("local")(settings.sandbox_dir)
+        return provider_class("local")(settings.sandbox_dir, proxy=proxy_command(settings.egress_private))
 
     providers = ProviderRegistry({"local": local})
     sandbox = SandboxActivities(providers, blobs, queues, settings.sandbox_host)

@@ -77,10 +77,19 @@ async def serve(roles: frozenset[Role], settings: Settings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker)
+        if Role.SANDBOX in roles:
+            await stack.enter_async_context(_sweeping(client, settings))
         log.info("worker ready", queues=[worker.task_queue for worker in workers], namespace=client.namespace)
         await stop.wait()
         log.info("worker draining")
     log.info("worker stopped")
+
+
+def _sweeping(client: Client, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:
+    from activities.sandbox.providers.local import LocalProvider
+    from workers.sweep import sweeping
+
+    return sweeping(LocalProvider(settings.sandbox_dir), client)
 
 
 def _crews(roles: frozenset[Role], settings: Settings, blobs: BlobStore) -> list[Crew]:

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,9 @@ class Settings(Contract):
     agents: Path = Field(default=Path("agents"), description="directory of named agents, one YAML file each")
     local_roots: tuple[Path, ...] = Field(default=(), description="directories that `local` entries may read, separated by :")
     sandbox_dir: Path = Field(default=Path(".caisson/sandboxes"), description="where local sandboxes live on this host")
+    egress_private: tuple[IPv4Network | IPv6Network, ...] = Field(
+        default=(), description="address ranges that sandboxes may reach though not public, such as 10.1.0.0/16, separated by ,"
+    )
     host: str = Field(default="", description="this host's name in its task queue; default: the host name")
     model: str = Field(default="gpt-5.4", min_length=1, description="model of agents that name none")
     prices: Path | None = Field(default=None, description="price table; default: the one that comes with Caisson")
@@ -88,6 +92,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     given: dict[str, object] = {field: environ[name] for name, field in variables.items() if environ.get(name)}
     if "local_roots" in given:
         given["local_roots"] = [part for part in str(given["local_roots"]).split(":") if part]
+    if "egress_private" in given:
+        given["egress_private"] = [part.strip() for part in str(given["egress_private"]).split(",") if part.strip()]
     try:
         return Settings.model_validate(given)
     except ValidationError as error:

@@ -191,7 +191,8 @@ class AgentRun:
             complaint = await self._write_down_rest() or complaint
         answered = self._answer if status in (RunStatus.COMPLETED, RunStatus.REFUSED) else None
         why = "; ".join(part for part in (reason, complaint) if part) or None
-        self._result = judge.result_of(status, why, self._carried, answered, artifacts)
+        result = judge.result_of(status, why, self._carried, answered, artifacts)
+        self._result = result.model_copy(update={"egress_log": self._workspace.egress_log})
         self._state = RunState.FINISHED
         self._show(f"finished: {status.value}")
         if self._carried is not None:

@@ -12,6 +12,7 @@ from workflows.activities import call, explain_failure
 
 with workflow.unsafe.imports_passed_through():
     from contracts.activity_names import CLOSE_SANDBOX, COLLECT_OUTPUTS, FETCH_MANIFEST, FILL_WORKSPACE, OPEN_SANDBOX, Queues
+    from contracts.blob import BlobRef
     from contracts.carried import CarriedRun
     from contracts.prepare import CollectOutputsInput, FetchManifestInput, FillWorkspaceInput, PrepareRunResult
     from contracts.run import ArtifactList
@@ -27,6 +28,8 @@ class Workspace:
         self.sandbox: SandboxRef | None = carried.sandbox if carried else None
         self._seconds = carried.sandbox_seconds if carried else 0.0
         self._since: datetime | None = workflow.now() if self.sandbox else None
+        self.egress_log: BlobRef | None = None
+        """The record of the sandbox's network connections, once it is closed."""
 
     def pack(self) -> dict[str, object]:
         """What a run takes with it when it continues as new."""
@@ -88,7 +91,8 @@ class Workspace:
                 complaints.append(f"outputs were not collected: {explain_failure(error)[1]}")
         try:
             closing = CloseSandboxInput(sandbox=sandbox, run_id=self._run_id)
-            await call(CLOSE_SANDBOX, closing, queue=sandbox.queue, summary="end the sandbox", on_host=True)
+            closed = await call(CLOSE_SANDBOX, closing, queue=sandbox.queue, summary="end the sandbox", on_host=True)
+            self.egress_log = closed.egress
         except ActivityError as error:
             complaints.append(f"the sandbox could not be ended: {explain_failure(error)[1]}")
         self._seconds, self._since, self.sandbox = self.seconds(), None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,20 @@ _PATCH_LINE = re.compile(r"^\*\*\* (Add|Update|Delete) File: (.+?)\s*$", re.MULT
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+Check = Callable[[Mapping[str, Any]], str | None]
+
+
 @dataclass(frozen=True)
 class ToolDefinition:
-    """A tool as the model sees it; `parameters` is the JSON Schema of its arguments object."""
+    """A tool as the model sees it; `parameters` is the JSON Schema of its arguments object.
+
+    `check` says what is wrong with arguments taken together, in words that teach, or None. It is asked before the schema.
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
+    check: Check = lambda arguments: None
 
 
 class BadJson(ValueError):
@@ -94,7 +101,7 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
         fault = f"no tool is named {name[:200]!r}; the tools are: {', '.join(sorted(tools)) or 'none'}"
     else:
         try:
-            arguments = parse_arguments(raw, tools[name].parameters)
+            arguments = parse_arguments(raw, tools[name].parameters, tools[name].check)
         except BadJson as error:
             fault = f"{name}: bad arguments: {error}; nothing was run, correct them and call again"
     canonical = canonical_json(arguments).decode() if fault is None else _SURROGATE.sub("\ufffd", raw)
@@ -110,15 +117,16 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
     )
 
 
-def parse_arguments(raw: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Parse a call's arguments strictly and check them against the tool's schema.
+def parse_arguments(raw: str, schema: dict[str, Any], check: Check = lambda arguments: None) -> dict[str, Any]:
+    """Parse a call's arguments strictly and check them with the tool's own check, then against its schema.
 
-    No text at all counts as `{}`. Raises BadJson for what is no JSON, no object, or does not fit the schema.
+    No text at all counts as `{}`. Raises BadJson for what is no JSON, no object, or does not fit.
     """
     value = read_json(raw) if raw.strip() else {}
     if not isinstance(value, dict):
         raise BadJson(f"must be a JSON object, but this is {_kind(value)}")
-    faults = schema_faults(value, schema)
+    misfit = check(value)
+    faults = [misfit] if misfit else schema_faults(value, schema)
     if faults:
         raise BadJson(faults[0])
     return value
@@ -159,6 +167,8 @@ def summarise(name: str, arguments: Mapping[str, Any]) -> str:
     """Say in one line of at most 120 characters what a call does, for the Web UI and the terminal."""
     if name == "shell" and isinstance(arguments.get("command"), str):
         line = "$ " + " ".join(arguments["command"].split())
+    elif name == "shell" and isinstance(arguments.get("session"), str):
+        line = f"session {arguments['session']}: {_said_to_session(arguments)}"
     elif name == "apply_patch" and isinstance(arguments.get("patch"), str):
         files = [f"{verb[0]} {path}" for verb, path in _PATCH_LINE.findall(arguments["patch"])]
         line = "apply_patch " + ", ".join(files)
@@ -167,6 +177,16 @@ def summarise(name: str, arguments: Mapping[str, Any]) -> str:
         line = f"{name}({shown})"
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     return line if len(line) <= 120 else line[:117] + "..."
+
+
+def _said_to_session(arguments: Mapping[str, Any]) -> str:
+    if arguments.get("kill"):
+        return "kill"
+    if "input" in arguments:
+        return "type " + json.dumps(arguments["input"], ensure_ascii=False)
+    if isinstance(size := arguments.get("resize"), dict):
+        return f"resize to {size.get('rows')} rows, {size.get('cols')} columns"
+    return "wait for its end" if arguments.get("wait_for") == "end" else "read"
 
 
 def _no_constant(name: str) -> Any:

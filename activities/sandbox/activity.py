@@ -6,31 +6,33 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 from temporalio import activity
 
 from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
-from activities.sandbox.output import decode, render
-from activities.sandbox.port import Command, FileFault, Sandbox, SandboxError
+from activities.sandbox.egress_log import keep_egress
+from activities.sandbox.output import decode
+from activities.sandbox.port import InteractiveSandbox, Sandbox, SandboxError
 from activities.sandbox.registry import ProviderRegistry, translate
+from activities.sandbox.shell import ShellCall
 from activities.store.blobs import BlobStore
 from activities.tools.patch_activity import patch_workspace
+from activities.tools.shell import read_shell
 from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, OPEN_SANDBOX, RUN_SHELL, Queues
 from contracts.agent import ShellTool
 from contracts.model import ToolCallInput, ToolCallResult
 from contracts.sandbox import (
+    NAMESPACE_LABEL,
+    RUN_LABEL,
     CloseSandboxInput,
     CloseSandboxResult,
-    JobState,
     OpenSandboxInput,
     OpenSandboxResult,
     SandboxRef,
 )
 
-_KEPT = 8 << 20
-"""Bytes of each stream that are kept for the model to read in a file when they are too many for its context."""
 _PROGRESS_SECONDS = 1.0
 _TAIL = 2000
 
@@ -64,47 +66,35 @@ class SandboxActivities:
                 wanted.spec,
                 wanted.key,
                 environment=wanted.environment,
-                labels={"caisson_run": wanted.run_id},
+                labels={RUN_LABEL: wanted.run_id, NAMESPACE_LABEL: activity.info().namespace},
                 queue=queue,
             )
             return OpenSandboxResult(sandbox=ref)
 
     @activity.defn(name=CLOSE_SANDBOX.name)
     async def close_sandbox(self, closing: CloseSandboxInput) -> CloseSandboxResult:
-        """End the sandbox and everything in it."""
+        """End the sandbox and everything in it, once the record of its connections is kept."""
         async with beating(), sandbox_errors():
-            await self._providers.get(closing.sandbox.provider).kill(closing.sandbox)
-            return CloseSandboxResult()
+            provider = self._providers.get(closing.sandbox.provider)
+            egress = await keep_egress(self._blobs, closing.sandbox, await provider.egress_log(closing.sandbox))
+            await provider.kill(closing.sandbox)
+            return CloseSandboxResult(egress=egress)
 
     @activity.defn(name=RUN_SHELL.name)
     async def run_shell(self, given: ToolCallInput) -> ToolCallResult:
-        """Run one command to its end. A retry finds the command that an earlier attempt started."""
+        """Run one command to its end, or start or use a session. A retry finds what an earlier attempt did."""
         async with beating() as beat, sandbox_errors():
             tool, arguments = await self._shell(given)
             sandbox = await self._attach(given.sandbox)
-            timeout = min(float(arguments.get("timeout_seconds") or tool.timeout_seconds), tool.max_timeout_seconds)
-            command = Command(
-                job_id=given.job_id,
-                argv=("bash", "-c", arguments["command"]),
-                timeout=timeout,
-                output_limit=_KEPT,
-            )
-            async with _watched(sandbox, command.job_id, beat):
-                result = await sandbox.exec(command)
-            spilled = None
-            if result.stdout_bytes + result.stderr_bytes > tool.output_bytes:
-                spilled = f"/tmp/output/step-{given.step}-{given.job_id.rpartition('/')[2]}.txt"  # noqa: S108 - the sandbox's own
-                # A full disk in the sandbox loses the whole text, never the command's result.
-                try:
-                    await sandbox.write(spilled, result.stdout + result.stderr)
-                except FileFault:
-                    spilled = None
-            text = render(result, timeout, tool.output_bytes, spilled)
-            failed = result.state is not JobState.EXITED or result.exit_code != 0
+            is_interactive = self._providers.get(given.sandbox.provider).capabilities.interactive
+            sessions = cast("InteractiveSandbox", sandbox) if is_interactive else None
+            shell = ShellCall(sandbox, sessions, given, tool, read_shell(arguments, tool))
+            async with _watched(sandbox, shell.job_id, beat):
+                shown = await shell.carry_out()
             return ToolCallResult(
-                output=await self._blobs.put_text(text),
-                summary=f"{given.call.summary} → {text.splitlines()[0]}"[:200],
-                failed=failed,
+                output=await self._blobs.put_text(shown.text),
+                summary=f"{given.call.summary} → {shown.text.splitlines()[0]}"[:200],
+                failed=shown.failed,
             )
 
     @activity.defn(name=APPLY_PATCH.name)

@@ -46,18 +46,20 @@ def status_line(result: JobResult, timeout: float) -> str:
             return "still running"
 
 
-def render(result: JobResult, timeout: float, limit: int, spilled: str | None) -> str:
-    """Return the text that the model is given for one command.
+def render(result: JobResult, timeout: float, limit: int, spilled: str | None, status: str | None = None) -> str:
+    """Return the text that the model is given for one command, with `status` as its first line or the one that fits.
 
     Each stream gets half of `limit` bytes, or what the other leaves over.
     """
     stdout, stderr = decode(result.stdout), decode(result.stderr)
     for_stderr = min(len(stderr.encode()), max(limit // 2, limit - len(stdout.encode())))
-    parts = [status_line(result, timeout)]
+    parts = [status or status_line(result, timeout)]
+    if result.note:
+        parts.append(f"[caisson] {result.note}")
     if stdout:
         parts.append(cut(stdout, max(limit - for_stderr, 256), spilled).rstrip("\n"))
     if stderr:
         parts.append("[standard error]\n" + cut(stderr, max(for_stderr, 256), spilled).rstrip("\n"))
     if not stdout and not stderr:
-        parts.append("(no output)")
+        parts.append("(no new output)" if result.state is JobState.RUNNING else "(no output)")
     return "\n".join(parts)

@@ -49,6 +49,10 @@ class FileFault(Exception):
     """A path in the sandbox cannot be read or written as asked; the message names it. Not a fault of the sandbox."""
 
 
+class SessionFault(Exception):
+    """A session cannot do what was asked; the message says why. Not a fault of the sandbox."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a provider can do."""
@@ -57,6 +61,8 @@ class Capabilities:
     """Its sandboxes belong to one host, so their activities go to that host's task queue."""
     native_jobs: bool
     """Commands survive the caller and can be found again by job id without the portable wrapper."""
+    interactive: bool = False
+    """Its sandboxes are `InteractiveSandbox`es."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Command:
 
     `timeout` is in seconds, enforced inside the sandbox on the whole process tree (TERM, then KILL after two seconds).
     `output_limit` is how many bytes of each stream the result carries; the middle of longer output is left out.
+    With `terminal` its standard streams are one terminal of 24 rows and 80 columns, so it has no `stdin`, and all its output
+    is `stdout`; only an interactive sandbox can do that.
     """
 
     job_id: str
@@ -74,6 +82,19 @@ class Command:
     stdin: bytes | None = None
     timeout: float = 120.0
     output_limit: int = 1 << 20
+    terminal: bool = False
+
+
+@dataclass(frozen=True)
+class SessionOutput:
+    """What one read of a session gave.
+
+    The streams of `result`, and their totals, are those of this read alone: what came since the read before it. Its state is
+    RUNNING while the session goes on, and how the session ended once all of its output has been read.
+    """
+
+    result: JobResult
+    terminal: bool
 
 
 @dataclass(frozen=True)
@@ -157,6 +178,33 @@ class Sandbox(Protocol):
         """Keep the sandbox alive for `seconds` more, where the provider has a lifetime; else nothing."""
 
 
+class InteractiveSandbox(Sandbox, Protocol):
+    """A sandbox whose commands can be talked to while they run. A session is a job; its job id names it.
+
+    Every method raises SessionFault for a job that it does not know.
+    """
+
+    async def start(self, command: Command) -> None:
+        """Start `command` and return without waiting for its end. A job id that was already started is not started again."""
+
+    async def poll(self, job_id: str, read_id: str, wait: float, *, until_end: bool, limit: int) -> SessionOutput:
+        """Return what a session has said since the read before this one, of each stream at most `limit` bytes.
+
+        Waits up to `wait` seconds for the end, or, unless `until_end`, for output that is followed by a short silence. A read
+        that was made before, by its `read_id`, is given again, and takes nothing from the next one. (Only of a flood that has
+        gone on meanwhile, what is no longer kept is left out.)
+        """
+
+    async def send(self, job_id: str, input_id: str, data: bytes) -> None:
+        """Type `data` (at most 64 KiB) at a session's terminal; what was typed before, by its `input_id`, is not typed again.
+
+        Raises SessionFault when the session has ended, has no terminal, or does not take input now.
+        """
+
+    async def resize(self, job_id: str, rows: int, columns: int) -> None:
+        """Set the size of a session's terminal. Raises SessionFault when it has ended or has none."""
+
+
 class SandboxProvider(Protocol):
     """Makes, finds and ends sandboxes of one kind."""
 
@@ -176,3 +224,9 @@ class SandboxProvider(Protocol):
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         """List living sandboxes that carry all `labels`."""
+
+    async def egress_log(self, ref: SandboxRef) -> bytes:
+        """Return the record of a sandbox's connections as JSON lines, empty where there are none; its network ends with that.
+
+        Also of one that has died, as long as it has not been killed.
+        """

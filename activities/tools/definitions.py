@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from activities.model.calls import ToolDefinition
+from activities.tools.shell import define_shell
 from contracts.agent import ActivityTool, AgentSpec, ApplyPatchTool, ShellTool
 from contracts.sandbox import WORKSPACE
 
@@ -37,22 +38,7 @@ ties it to the end of the file. An existing file is changed with Update, never w
 def define(tool: ShellTool | ApplyPatchTool | ActivityTool) -> ToolDefinition:
     """Return what the model is told of one tool."""
     if isinstance(tool, ShellTool):
-        return ToolDefinition(
-            "shell",
-            "Run a command with bash in the workspace. Each call is a new shell: directory changes and variables do not last, "
-            "files do. Standard input is closed. The exit code and both output streams come back; of long output the beginning "
-            f"and the end. A command is ended with its children after timeout_seconds (default {tool.timeout_seconds:g}, at most "
-            f"{tool.max_timeout_seconds:g}). Processes started with & go on after the call.",
-            {
-                "type": "object",
-                "properties": {
-                    "command": {"type": "string", "minLength": 1, "description": "what bash runs; may span lines"},
-                    "timeout_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": tool.max_timeout_seconds},
-                },
-                "required": ["command"],
-                "additionalProperties": False,
-            },
-        )
+        return define_shell(tool)
     if isinstance(tool, ApplyPatchTool):
         return ToolDefinition(
             "apply_patch",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from client.cli import checkup, inspect, runs, say, stack
+from client.cli import checkup, inspect, runs, sandboxes, say, stack
 from client.cli.faults import fault_of
 
 HELP = """Run AI agents as durable workflows on Temporal.
@@ -85,6 +85,7 @@ app.command()(inspect.transcript)
 app.command()(inspect.artifacts)
 app.command()(inspect.agents)
 app.command()(checkup.doctor)
+app.add_typer(sandboxes.app, name="sandboxes")
 
 
 def main() -> None:

@@ -15,7 +15,13 @@ from tests.integration.stack import Stack
 
 async def caisson(stack: Stack, *argv: str, seconds: float = 60) -> tuple[int, str, str]:
     """Run the command; return its exit code, standard output and standard error."""
-    environ = {**os.environ, "TEMPORAL_ADDRESS": stack.dev.address, "CAISSON_STORE": str(stack.state / "store"), "NO_COLOR": "1"}
+    environ = {
+        **os.environ,
+        "TEMPORAL_ADDRESS": stack.dev.address,
+        "CAISSON_STORE": str(stack.state / "store"),
+        "CAISSON_SANDBOX_DIR": str(stack.state / "sandboxes"),
+        "NO_COLOR": "1",
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "client.cli.main", *argv),
         env=environ,

@@ -126,6 +126,7 @@ async def test_a_request_sent_by_half_starts_nothing(local: Local) -> None:
             "env": {},
             "argv": ["touch", "/workspace/half"],
             "stdin": False,
+            "terminal": False,
             "timeout": 5.0,
         }
     )

@@ -12,7 +12,16 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from client.cli.main import app
-from client.doctor import State, check_agents, check_bubblewrap, check_model, check_packages, check_prices, check_python
+from client.doctor import (
+    State,
+    check_agents,
+    check_bubblewrap,
+    check_limits,
+    check_model,
+    check_packages,
+    check_prices,
+    check_python,
+)
 from workers.settings import Settings
 
 KEY = "sk-canary-0123456789abcdef"
@@ -44,6 +53,16 @@ def test_packages_that_are_not_of_the_declared_versions_fail(tmp_path: Path, mon
 def test_a_source_tree_that_is_not_installed_is_a_warning() -> None:
     """Everything may work; the versions are just not known to fit."""
     assert check_packages("no-such-distribution").state is State.WARN
+
+
+def test_limits_without_control_groups_are_a_warning_with_the_way_to_get_them(tmp_path: Path) -> None:
+    """Where the worker may make no groups, what holds instead is named."""
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "mountinfo").write_text("")
+    finding = check_limits(tmp_path)
+    assert finding.state is State.WARN
+    assert "RLIMIT_DATA" in finding.found
+    assert "Delegate=yes" in finding.remedy
 
 
 async def test_bubblewrap_that_is_missing_is_told_with_its_package() -> None:

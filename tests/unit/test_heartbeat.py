@@ -46,6 +46,10 @@ class SlowProvider:
         """Not asked here."""
         raise AssertionError("list")
 
+    async def egress_log(self, ref: SandboxRef) -> bytes:
+        """Not asked here."""
+        raise AssertionError("egress_log")
+
 
 async def test_a_slow_create_heartbeats(tmp_path: Any) -> None:
     """While a sandbox is being made the server hears of it, so that nobody makes a second one meanwhile.

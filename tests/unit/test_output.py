@@ -130,3 +130,12 @@ def test_a_short_stream_is_whole_however_long_the_other_is() -> None:
     """A flood on one stream does not drown the error on the other."""
     text = shown(b"x" * 1_000_000, b"the one error\n")
     assert text.endswith("[standard error]\nthe one error")
+
+
+def test_a_note_of_the_harness_stands_before_the_output() -> None:
+    """Which limit ended a command is told apart from what the command itself said."""
+    result = exited(b"out\n").model_copy(update={"note": "out of memory: a process was killed at the limit of 64 MB"})
+    assert render(result, 120, LIMIT, None).splitlines()[1:] == [
+        "[caisson] out of memory: a process was killed at the limit of 64 MB",
+        "out",
+    ]

@@ -29,6 +29,12 @@ def test_variables_become_settings() -> None:
     assert settings.local_roots == (Path("/a"), Path("/b"))
 
 
+def test_opened_ranges_are_separated_by_commas() -> None:
+    """Of both families."""
+    ranges = load_settings({"CAISSON_EGRESS_PRIVATE": "10.1.0.0/16, fd12::/16"}).egress_private
+    assert [str(network) for network in ranges] == ["10.1.0.0/16", "fd12::/16"]
+
+
 def test_an_empty_variable_is_not_set() -> None:
     """Compose files and shells leave empty ones behind."""
     assert load_settings({"CAISSON_MODEL": "", "OPENAI_API_KEY": ""}) == Settings()
@@ -51,6 +57,7 @@ def test_variables_of_others_are_none_of_our_business() -> None:
         ("CAISSON_LOG_FORMAT", "xml", "auto|json|console"),
         ("CAISSON_STORE", "s3://bucket/x", "s3:// is not a store that this version has; give a directory"),
         ("OPENAI_BASE_URL", "ftp://host", "^https?://"),
+        ("CAISSON_EGRESS_PRIVATE", "10.0.0.0/8,10.0.0.1/8", "not a valid IPv4 network"),
     ],
 )
 def test_a_bad_variable_is_named_with_its_value_and_what_is_expected(name: str, value: str, told: str) -> None:

@@ -21,18 +21,26 @@ from activities.sandbox.port import (
     FileView,
     JobProgress,
     SandboxUnavailable,
+    SessionFault,
+    SessionOutput,
 )
 from activities.sandbox.providers.local_bwrap import in_memory
 from activities.sandbox.providers.local_client import Client, gone
+from activities.sandbox.providers.local_egress import ENVIRONMENT as PROXY_ENVIRONMENT
+from activities.sandbox.providers.local_egress import Egress
+from activities.sandbox.providers.local_inventory import Resident, inventory
 from activities.sandbox.providers.local_output import FILES, last_output, recorded_result
+from activities.sandbox.providers.local_session import poll
 from activities.sandbox.providers.local_start import Tools, find_tools, start_sandbox
 from activities.sandbox.providers.local_state import Record, StateDirectory
 from contracts.sandbox import JobResult, SandboxRef, SandboxSpec
 
 if TYPE_CHECKING:
+    from activities.sandbox.providers.local_client import Conversation
     from activities.sandbox.providers.local_wire import Change, Entry, Request
 
 CHUNK = 1 << 20
+MAX_INPUT = 64 << 10
 END_GRACE = 60.0
 """Seconds after a command's own timeout until its sandbox counts as stuck: init and supervisor should have ended it long ago."""
 
@@ -53,30 +61,33 @@ class LocalSandbox:
 
     async def exec(self, command: Command) -> JobResult:
         """Run `command` to its end, or find it by its job id, and return how it ended."""
-        request: Request = {
-            "op": "exec",
-            "job": command.job_id,
-            "argv": list(command.argv),
-            "cwd": command.cwd,
-            "env": dict(command.env or {}),
-            "stdin": command.stdin is not None,
-            "timeout": command.timeout,
-        }
-        job = self._job(command.job_id)
         async with self._client.converse() as conversation:
-            fds = self._open_job(job, command.stdin)
-            try:
-                reply, _ = await self._client.put(conversation, request, fds)
-            finally:
-                close(fds)
-            # From here on the job is init's: this task may be cancelled and this process killed, and it goes on.
-            if reply["running"]:
+            if await self._begin(conversation, command):
                 async with asyncio.timeout(command.timeout + END_GRACE):
                     await conversation.receive()
             try:
-                return await asyncio.to_thread(recorded_result, job, command.output_limit)
+                return await asyncio.to_thread(recorded_result, self._job(command.job_id), command.output_limit)
             except (ValueError, KeyError) as error:
                 raise SandboxUnavailable(f"the record of job {command.job_id} cannot be read: {error}") from error
+
+    async def start(self, command: Command) -> None:
+        """Start `command`, or find it by its job id, and return while it runs."""
+        async with self._client.converse() as conversation:
+            await self._begin(conversation, command)
+
+    async def poll(self, job_id: str, read_id: str, wait: float, *, until_end: bool, limit: int) -> SessionOutput:
+        """Return what a session has said since the read before this one."""
+        return await poll(self._client, job_id, self._job(job_id), read_id, wait, until_end, limit)
+
+    async def send(self, job_id: str, input_id: str, data: bytes) -> None:
+        """Type `data` at a session's terminal, once for each `input_id`."""
+        if len(data) > MAX_INPUT:
+            raise SessionFault(f"{len(data)} bytes of input are more than the {MAX_INPUT} that are typed at once")
+        await self._client.ask({"op": "type", "job": job_id, "input": input_id, "data": data.decode("latin-1")})
+
+    async def resize(self, job_id: str, rows: int, columns: int) -> None:
+        """Set the size of a session's terminal."""
+        await self._client.ask({"op": "resize", "job": job_id, "rows": rows, "columns": columns})
 
     async def progress(self, job_id: str) -> JobProgress | None:
         """Return how a running job stands, or None when it is not running."""
@@ -150,6 +161,25 @@ class LocalSandbox:
         finally:
             os.close(fd)
 
+    async def _begin(self, conversation: Conversation, command: Command) -> bool:
+        """Start a command or find it, and return whether it runs. From then on the job is init's, and needs no worker."""
+        request: Request = {
+            "op": "exec",
+            "job": command.job_id,
+            "argv": list(command.argv),
+            "cwd": command.cwd,
+            "env": dict(command.env or {}),
+            "stdin": command.stdin is not None,
+            "terminal": command.terminal,
+            "timeout": command.timeout,
+        }
+        fds = self._open_job(self._job(command.job_id), command.stdin)
+        try:
+            reply, _ = await self._client.put(conversation, request, fds)
+        finally:
+            close(fds)
+        return reply["running"]
+
     def _job(self, job_id: str) -> Path:
         return self._jobs / hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -197,15 +227,20 @@ def views_with_data(entries: Sequence[Entry], lengths: Sequence[int | None], fd:
 
 
 class LocalProvider:
-    """Makes, finds and ends the local sandboxes of this host. `root` is its state directory, private to the worker's user."""
+    """Makes, finds and ends the local sandboxes of this host.
+
+    `root` is its state directory, private to the worker's user; `proxy` the command that starts the filtering proxy of a sandbox
+    with a network policy (see `local_egress`), without which there are no such sandboxes.
+    """
 
     name = "local"
-    capabilities = Capabilities(host_bound=True, native_jobs=True)
+    capabilities = Capabilities(host_bound=True, native_jobs=True, interactive=True)
 
-    def __init__(self, root: Path, *, bwrap: str | None = None) -> None:
+    def __init__(self, root: Path, *, bwrap: str | None = None, proxy: Sequence[str] = ()) -> None:
         self._state = StateDirectory(root.absolute())
         self._bwrap = bwrap
         self._tools: Tools | None = None
+        self._egress = Egress(self._state, proxy)
 
     async def create(
         self, spec: SandboxSpec, key: str, *, environment: Mapping[str, str], labels: Mapping[str, str], queue: str
@@ -214,15 +249,17 @@ class LocalProvider:
         for name, value in environment.items():
             if not name or "=" in name or "\0" in name + value:
                 raise BadSandboxSpec(f"environment: {name!r} cannot be set; a name has no '=' and neither has a NUL byte")
-        return await asyncio.to_thread(self._create, key, environment, labels, queue)
+        self._egress.check(spec.network.allow)
+        return await asyncio.to_thread(self._create, spec, key, environment, labels, queue)
 
     async def attach(self, ref: SandboxRef) -> LocalSandbox:
         """Reach a living sandbox and check its nonce. Raises SandboxGone."""
         record = self._find(ref)
         if record is None or not record.is_alive():
-            raise gone(ref.id)
+            raise gone(ref.id, record)
         sandbox = LocalSandbox(self._state, record, self.name)
         await sandbox.extend(0)
+        await asyncio.to_thread(self._egress.ensure, record)
         return sandbox
 
     async def kill(self, ref: SandboxRef) -> None:
@@ -234,6 +271,19 @@ class LocalProvider:
         records = await asyncio.to_thread(self._list)
         return [record.ref(self.name) for record in records if labels.items() <= record.labels.items()]
 
+    async def inventory(self) -> Sequence[Resident]:
+        """Return this host's sandboxes, the dead ones too, the oldest first. Changes nothing."""
+        return await asyncio.to_thread(inventory, self._state, self.name)
+
+    async def clear(self) -> None:
+        """Remove what makers and removers that were killed left half done."""
+        await asyncio.to_thread(self._state.clear)
+
+    async def egress_log(self, ref: SandboxRef) -> bytes:
+        """Return the record of a sandbox's connections; its network ends with that."""
+        record = self._find(ref)
+        return b"" if record is None else await asyncio.to_thread(self._egress.read_log, record)
+
     def _find(self, ref: SandboxRef) -> Record | None:
         """Return the record of exactly the sandbox that `ref` means."""
         try:
@@ -242,7 +292,11 @@ class LocalProvider:
             return None
         return record if record is not None and record.nonce == ref.nonce else None
 
-    def _create(self, key: str, environment: Mapping[str, str], labels: Mapping[str, str], queue: str) -> SandboxRef:
+    def _create(
+        self, spec: SandboxSpec, key: str, environment: Mapping[str, str], labels: Mapping[str, str], queue: str
+    ) -> SandboxRef:
+        if spec.network.allow:
+            environment = {**PROXY_ENVIRONMENT, **environment}
         if self._tools is None:
             self._tools = find_tools(self._bwrap)
         sandbox_id = self._state.id_for(key)
@@ -250,7 +304,10 @@ class LocalProvider:
             record = self._state.load(sandbox_id)
             if record is None or not record.is_alive():
                 self._state.remove(sandbox_id)
-                record = start_sandbox(self._state, self._tools, sandbox_id, environment=environment, labels=labels, queue=queue)
+                record = start_sandbox(
+                    self._state, self._tools, sandbox_id, spec.limits, environment=environment, labels=labels, queue=queue
+                )
+            self._egress.ensure(record, spec.network.allow)
         return record.ref(self.name)
 
     def _kill(self, ref: SandboxRef) -> None:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from activities.sandbox.port import BadSandboxSpec
+from activities.sandbox.providers.local_seccomp import system_call_filter
 from contracts.sandbox import WORKSPACE
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,6 +29,7 @@ CODE = "/run/caisson"
 """Where init finds its code."""
 TMP_BYTES = 1 << 30
 SMALL_TMP_BYTES = 64 << 20
+"""At most; together they stay below the memory limit, since what lies in them cannot be freed by ending a process."""
 
 ENVIRONMENT = {
     "PATH": f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
@@ -64,7 +66,16 @@ ETC_FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 
-GUEST_MODULES = ("local_wire", "local_process", "local_job", "local_files", "local_init")
+GUEST_MODULES = (
+    "local_wire",
+    "local_process",
+    "local_stream",
+    "local_guard",
+    "local_job",
+    "local_jobs",
+    "local_files",
+    "local_init",
+)
 PACKAGE = "activities.sandbox.providers"
 BOOT = f"import sys; sys.path.insert(0, sys.argv[1]); from {PACKAGE}.local_init import main; main(int(sys.argv[2]))"
 
@@ -149,6 +160,11 @@ class Arguments:
         self.fds.append(fd)
         self.add("--perms", "0444", "--ro-bind-data", fd, path)
 
+    def filter(self, program: bytes) -> None:
+        """Install a system call filter before anything runs inside."""
+        self.fds.append(in_memory("seccomp", program))
+        self.add("--seccomp", self.fds[-1])
+
     def tmpfs(self, path: str, size: int, mode: int = 0o1777) -> None:
         """Show an empty directory in memory."""
         self.add("--perms", f"{mode:04o}", "--size", size, "--tmpfs", path)
@@ -160,7 +176,14 @@ class Arguments:
 
 
 def sandbox_arguments(
-    arguments: Arguments, *, workspace: str, python: Interpreter, prefix: str | None, disable_userns: bool, listener: int
+    arguments: Arguments,
+    *,
+    workspace: str,
+    python: Interpreter,
+    prefix: str | None,
+    disable_userns: bool,
+    memory_mb: int,
+    listener: int,
 ) -> None:
     """Fill in the whole sandbox. `workspace` and `prefix` are where bubblewrap finds the workspace and the interpreter.
 
@@ -171,7 +194,7 @@ def sandbox_arguments(
     if disable_userns:
         add("--disable-userns")  # the largest piece of kernel that an unprivileged process can otherwise reach
     add("--uid", USER_ID, "--gid", USER_ID, "--hostname", USER, "--clearenv", "--cap-drop", "ALL")
-    # A seccomp filter joins here: "--seccomp", fd.
+    arguments.filter(system_call_filter())
     add("--ro-bind", "/usr", "/usr")
     for name in SYSTEM_DIRECTORIES:
         system = Path("/", name)
@@ -190,10 +213,11 @@ def sandbox_arguments(
     for name, text in ETC_FILES.items():
         arguments.file(f"/etc/{name}", text.encode())
     add("--proc", "/proc", "--dev", "/dev")
-    arguments.tmpfs("/dev/shm", SMALL_TMP_BYTES)  # noqa: S108 - the sandbox's own, as below
-    arguments.tmpfs("/tmp", TMP_BYTES)  # noqa: S108
-    arguments.tmpfs("/var/tmp", SMALL_TMP_BYTES)  # noqa: S108
-    arguments.tmpfs("/run", SMALL_TMP_BYTES, 0o755)
+    small = min(SMALL_TMP_BYTES, memory_mb << 16)  # a sixteenth of the memory, and half of it for /tmp
+    arguments.tmpfs("/dev/shm", small)  # noqa: S108 - the sandbox's own, as below
+    arguments.tmpfs("/tmp", min(TMP_BYTES, memory_mb << 19))  # noqa: S108
+    arguments.tmpfs("/var/tmp", small)  # noqa: S108
+    arguments.tmpfs("/run", small, 0o755)
     for module, code in python.modules.items():
         arguments.file(f"{CODE}/{PACKAGE.replace('.', '/')}/{module}.pyc", code)
     add("--bind", workspace, WORKSPACE)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from activities.sandbox.port import FileFault, SandboxGone, SandboxUnavailable
+from activities.sandbox.port import FileFault, SandboxGone, SandboxUnavailable, SessionFault
 from activities.sandbox.providers.local_start import open_directory, socket_path
 from activities.sandbox.providers.local_state import Record, StateDirectory
 from activities.sandbox.providers.local_wire import VERSION, Inbox, encode, read_reply, rights
@@ -22,10 +22,19 @@ ANSWER_WITHIN = 120.0
 DEATH_SHOWS_WITHIN = 1.0
 """Seconds that a dying sandbox may take from closing its connections to being seen as dead."""
 
+SESSION_FAULTS = {
+    "unknown": "there is no such session in this sandbox",
+    "ended": "its command has ended",
+    "no terminal": "it has no terminal, so its input is closed; start the command with one",
+    "busy": "its command does not read what was typed before; look at its output, interrupt it, or kill it",
+}
+"""What init answers, in words."""
 
-def gone(sandbox_id: str) -> SandboxGone:
+
+def gone(sandbox_id: str, record: Record | None = None) -> SandboxGone:
     """Return the error for a sandbox that has ended."""
-    return SandboxGone(f"the local sandbox {sandbox_id} has ended; make a new one and restore the last snapshot into it")
+    why = " at the end of its lifetime (sandbox.limits.lifetime_seconds)" if record and record.is_past_its_time() else ""
+    return SandboxGone(f"the local sandbox {sandbox_id} has ended{why}; make a new one and restore the last snapshot into it")
 
 
 class Conversation:
@@ -102,7 +111,10 @@ class Client:
             conversation.close()
 
     async def put(self, conversation: Conversation, request: Request, fds: Sequence[int] = ()) -> tuple[Reply, list[int]]:
-        """Send one request in an open conversation and return its first answer. Raises FileFault and SandboxError."""
+        """Send one request in an open conversation and return its first answer.
+
+        Raises FileFault, SessionFault and SandboxError.
+        """
         request["version"], request["nonce"] = VERSION, self._record.nonce
         async with asyncio.timeout(ANSWER_WITHIN):
             await conversation.send(request, fds)
@@ -110,6 +122,8 @@ class Client:
         fault = reply.get("error")
         if fault == "file":
             raise FileFault(reply["message"])
+        if fault == "session":
+            raise SessionFault(SESSION_FAULTS[reply["message"]])
         if fault == "nonce":
             raise gone(self._record.id)
         if fault == "version":
@@ -126,6 +140,6 @@ class Client:
     async def _explain(self, error: Exception) -> SandboxGone | SandboxUnavailable:
         for _ in range(20):
             if not self._record.is_alive():
-                return gone(self._record.id)
+                return gone(self._record.id, self._record)
             await asyncio.sleep(DEATH_SHOWS_WITHIN / 20)
         return SandboxUnavailable(f"the local sandbox {self._record.id} lives but did not answer ({error}); try again")

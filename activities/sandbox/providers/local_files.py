@@ -89,6 +89,19 @@ def entry(path: str, found: os.stat_result, directory: int | None = None, name: 
     return path, "other", mode, 0, None
 
 
+def settled_entry(path: str, directory: int, name: str) -> Entry | None:
+    """Describe one name in an open directory, or return None when it is gone. It may be swapped for a link at any moment."""
+    for _ in range(20):
+        try:
+            return entry(path, os.stat(name, dir_fd=directory, follow_symlinks=False), directory, name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # no link any more
+                raise
+    return None
+
+
 def look(request: Request) -> tuple[Reply, list[int]]:
     """Describe each path, and put the content of every regular file of at most `max_bytes` into one data file, in order."""
     limit = request["max_bytes"]
@@ -124,15 +137,14 @@ def walk(request: Request) -> tuple[Reply, list[int]]:
         try:
             fd = os.open(os.path.join(WORKSPACE, directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and directory != top:
-                continue  # removed since it was listed
+            if isinstance(error, (FileNotFoundError, NotADirectoryError)) and directory != top:
+                continue  # removed or replaced since it was listed
             raise refusal(directory or ".", error) from error
         try:
             for name in os.listdir(fd):
                 path = f"{directory}/{name}" if directory else name
-                try:
-                    found = entry(path, os.stat(name, dir_fd=fd, follow_symlinks=False), fd, name)
-                except FileNotFoundError:
+                found = settled_entry(path, fd, name)
+                if found is None:
                     continue
                 entries.append(found)
                 if found[1] == "directory":

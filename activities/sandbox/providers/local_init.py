@@ -23,7 +23,9 @@ import sys
 import time
 
 from activities.sandbox.providers import local_files
-from activities.sandbox.providers.local_job import KILL, Supervisor
+from activities.sandbox.providers.local_guard import Guard
+from activities.sandbox.providers.local_job import KILL, LIMIT, NOTE, TAKEN, TOTAL, Supervisor
+from activities.sandbox.providers.local_jobs import Connection, Job, order, tell
 from activities.sandbox.providers.local_process import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
@@ -35,13 +37,13 @@ from activities.sandbox.providers.local_process import (
     process_table,
     sweep,
 )
-from activities.sandbox.providers.local_wire import VERSION, Inbox, encode, read_request, send
+from activities.sandbox.providers.local_wire import EGRESS_PORT, VERSION, read_request, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from activities.sandbox.providers.local_wire import Reply, Request
+    from activities.sandbox.providers.local_wire import Request
 
 COMMIT_WITHIN = 30.0
 """Seconds a new sandbox waits for the one who makes it."""
@@ -49,40 +51,6 @@ MAX_FAULTS = 50
 """Rounds of the event loop with a fault in each, at ten milliseconds a fault."""
 KEPT_SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 """All others are ignored here and in every supervisor, so that a `kill -TERM -1` ends commands and not their supervisors."""
-
-
-class Job:
-    """A job as init knows it: `finished` once its end is recorded, `gone` once no process of it is left."""
-
-    def __init__(self, pid: int, control: socket.socket, exit_file: int) -> None:
-        self.pid = pid
-        self.control = control
-        self.exit_file = exit_file
-        self.began = time.monotonic()
-        self.finished = False
-        self.gone = False
-        self.awaiting_finish: list[Connection] = []
-        self.awaiting_gone: list[Connection] = []
-
-
-class Connection:
-    """One conversation with a worker."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self.peer = peer
-        self.inbox = Inbox()
-        self.queue: list[Connection] = []
-        """Where it waits for news of a job."""
-
-    def wait_in(self, queue: list[Connection]) -> None:
-        """Wait for news."""
-        queue.append(self)
-        self.queue = queue
-
-    def answer(self, reply: Reply) -> None:
-        """Send a short answer; a worker that is gone needs none."""
-        with contextlib.suppress(OSError):
-            self.peer.send(encode(reply))
 
 
 class Init:
@@ -96,6 +64,8 @@ class Init:
         self.by_pid: dict[int, Job] = {}
         self.helpers: set[int] = set()
         self.lost: list[Job] = []
+        self.egress: socket.socket | None = None
+        self.guard: Guard | None = None
         self.nonce: str | None = None
         self.environment: dict[str, str] = {}
         self.maker: Connection | None = None
@@ -114,11 +84,13 @@ class Init:
     def run(self) -> None:
         """Serve until the end of the sandbox."""
         while self.committed or time.monotonic() < self.commit_by:
-            pause = None if self.committed else self.commit_by - time.monotonic()
+            pause = self.guard.pause(bool(self.by_pid)) if self.guard else COMMIT_WITHIN
+            if not self.committed:
+                pause = min(pause, max(0.0, self.commit_by - time.monotonic()))
             if self.lost:
                 pause = 0.02
             actions = [key.data for key, _ in self.selector.select(pause)]
-            outcomes = [self._succeeds(action) for action in (*actions, self._reap, self._settle_lost)]
+            outcomes = [self._succeeds(action) for action in (*actions, self._reap, self._settle_lost, self._keep_limits)]
             # One fault must not end the sandbox; but when nothing goes any more, its end is better than callers that hang.
             self.faults = 0 if all(outcomes) else self.faults + 1
             if self.faults >= MAX_FAULTS:
@@ -194,19 +166,29 @@ class Init:
             self._exec(connection, request)
         elif operation == "kill":
             self._kill(connection, request["job"])
-        elif operation == "progress":
-            job = self.jobs.get(request["job"])
-            running = job is not None and not job.finished
-            connection.answer({"running": running, "seconds": time.monotonic() - job.began if job else 0.0})
+        elif operation in ("progress", "await"):
+            tell(connection, self.jobs.get(request["job"]), waits=operation == "await")
+        elif operation in ("type", "resize"):
+            order(connection, self.jobs.get(request["job"]), request)
+        elif operation == "egress":
+            self._give_egress(connection)
         else:
             self._serve_files(connection, request)
 
     def _configure(self, connection: Connection, request: Request) -> None:
         self.nonce = request["nonce"]
         self.environment = request["environment"]
+        fds = connection.inbox.fds
+        self.guard = Guard(request["limits"], fds.pop() if fds else None)
         self.maker = connection
         os.makedirs(self.environment["HOME"], 0o700, exist_ok=True)
         connection.answer({})
+
+    def _give_egress(self, connection: Connection) -> None:
+        """Hand out the socket on which the proxy outside accepts: always the same one, so that none who waits in it is lost."""
+        if self.egress is None:
+            self.egress = socket.create_server(("127.0.0.1", EGRESS_PORT), backlog=128)
+        send(connection.peer, {}, [self.egress.fileno()])
 
     def _exec(self, connection: Connection, request: Request) -> None:
         job = self.jobs.get(request["job"])
@@ -219,18 +201,21 @@ class Init:
     def _start(self, request: Request, fds: list[int]) -> Job:
         stdin = fds[3] if request["stdin"] else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         environment = {**self.environment, **request["env"]}
-        ours, theirs = socket.socketpair()
+        assert self.guard is not None  # noqa: S101 - there is none only before `configure`, and then no nonce fits either
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             with Last():
                 self._let_go(ours)
                 os.setsid()
                 prctl(PR_SET_CHILD_SUBREAPER, 1)
-                Supervisor(theirs, fds[:3]).run(request, environment, stdin)
+                Supervisor(theirs, fds[:3], request["terminal"], self.guard).run(request, environment, stdin)
+        self.guard.notes.clear()
         theirs.close()
         if not request["stdin"]:
             os.close(stdin)
         job = Job(pid, ours, os.dup(fds[2]))
+        job.terminal = request["terminal"]
         ours.setblocking(False)
         self.jobs[request["job"]] = self.by_pid[pid] = job
         self._watch(ours.fileno(), lambda: self._hear(job))
@@ -245,20 +230,23 @@ class Init:
             job.control.close()
             if not job.finished:
                 os.close(job.exit_file)
-        for other in (self.listener, *others):
-            other.close()
+        for other in (self.listener, self.egress, *others):
+            if other is not None:
+                other.close()
         os.close(self.wakeup)
         os.close(self.waker)
 
     def _hear(self, job: Job) -> None:
-        """Take what a job's supervisor says: one byte once the end is recorded, then the end of the line."""
+        """Take what a job's supervisor says: what input was taken, that the end is recorded, the end of the line."""
         try:
             message = job.control.recv(16)
         except BlockingIOError:
             return
         except ConnectionResetError:
             message = b""
-        if message:
+        if message[:1] == TAKEN:
+            (job.taken,) = TOTAL.unpack(message[1:])
+        elif message:
             self._finish(job)
         else:
             self.selector.unregister(job.control.fileno())
@@ -279,6 +267,29 @@ class Init:
         with contextlib.suppress(OSError):  # its supervisor may be ending just now, which is what was asked for
             job.control.send(KILL)
 
+    def _keep_limits(self) -> None:
+        """End the sandbox at the end of its life, and the jobs that break its other limits."""
+        if self.guard is None:
+            return
+        if time.monotonic() >= self.guard.end_by:
+            os._exit(0)
+        notes, ends = self.guard.look(self.by_pid, self._help)
+        orders = [(job, NOTE, note) for job in self.by_pid.values() for note in notes if not job.finished]
+        for job, kind, text in [*orders, *((self.by_pid[pid], LIMIT, reason) for pid, reason in ends)]:
+            with contextlib.suppress(OSError):  # its supervisor may be ending just now
+                job.control.send(kind + text.encode())
+            if kind == LIMIT and job.finished:
+                self.guard.notes.append(f"what an earlier command left running was ended: {text}")
+
+    def _help(self, work: Callable[[], None]) -> None:
+        """Do something in a child. Raises OSError when there can be none."""
+        pid = os.fork()
+        if pid == 0:
+            with Last():
+                self._let_go()
+                work()
+        self.helpers.add(pid)
+
     def _serve_files(self, connection: Connection, request: Request) -> None:
         fds = connection.inbox.fds
         pid = os.fork()
@@ -288,6 +299,10 @@ class Init:
                 peer.setblocking(True)
                 self._let_go()
                 try:
+                    adds = any(item["length"] is not None for item in request.get("changes", []))
+                    full = self.guard.check() if adds and self.guard else ""
+                    if full:
+                        raise local_files.Refused(full)
                     send(peer, *local_files.serve(request, fds))
                 except local_files.Refused as error:
                     send(peer, {"error": "file", "message": str(error)})

@@ -12,19 +12,22 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import select
 import signal
+import struct
+import termios
 import time
 import warnings  # noqa: F401 - os.execvpe imports it: here once a sandbox, there once a command
 
 from activities.sandbox.providers.local_process import below, process_table, send_signal, sweep
-from activities.sandbox.providers.local_wire import HEAD, RING, TOTAL, TOTAL_AT
+from activities.sandbox.providers.local_stream import WINDOW, Stream, Terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
+    from activities.sandbox.providers.local_guard import Guard
     from activities.sandbox.providers.local_wire import Request
 
 TERM_GRACE = 2.0
@@ -32,75 +35,23 @@ TERM_GRACE = 2.0
 DRAIN_GRACE = 0.1
 """Seconds to wait for late output after the command ended while a background child keeps its pipe open."""
 SWEEP_PAUSE = 0.02
-PIPE_SIZE = 1 << 20
-F_SETPIPE_SZ = 1031
-"""From linux/fcntl.h; the fcntl module names it only from Python 3.10."""
 SETTABLE = tuple(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """Signals whose handling a process may choose. Listed once, since making the list takes longer than going through it."""
 DONE = b"d"
 KILL = b"k"
-
-LIMITS = (
-    (resource.RLIMIT_CORE, 0, 0),
-    (resource.RLIMIT_NOFILE, 4096, 65536),
-    (resource.RLIMIT_NPROC, 4096, 4096),
-)
-"""(limit, soft, hard) of every command; the limits of the sandbox as a whole belong to its cgroup."""
-
-
-class Stream:
-    """One output stream: a pipe from the command, a stream file (see local_wire) on the host, and the true total."""
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-        self.total = 0
-        self.kept: int | None = None
-        """How much was kept before the disk was full; what comes later is counted only."""
-        self.open = True
-        self.pipe, self.writer = os.pipe()
-        os.set_blocking(self.pipe, False)
-        with contextlib.suppress(OSError):  # a user with many big pipes gets small ones, which work, only slower
-            fcntl.fcntl(self.pipe, F_SETPIPE_SZ, PIPE_SIZE)
-
-    def pump(self, keep: bool) -> None:
-        """Take what the pipe holds now, at most a few pipes full, so that a flood cannot hold up the clock."""
-        for _ in range(8):
-            try:
-                data = os.read(self.pipe, PIPE_SIZE)
-            except BlockingIOError:
-                return
-            if not data:
-                self.open = False
-                os.close(self.pipe)
-                return
-            if keep:
-                self._store(memoryview(data))
-
-    def _store(self, data: memoryview) -> None:
-        start = self.total
-        self.total += len(data)
-        if self.kept is not None:
-            return
-        try:
-            if start < HEAD:
-                self._write(data[: HEAD - start], start)
-                data = data[HEAD - start :]
-            if data:
-                data = data[-RING:]
-                at = (self.total - len(data) - HEAD) % RING
-                self._write(data[: RING - at], HEAD + at)
-                self._write(data[RING - at :], HEAD)
-                self._write(memoryview(TOTAL.pack(self.total)), TOTAL_AT)
-        except OSError:
-            self.kept = min(start, HEAD)  # a full disk costs the output and not the command
-
-    def _write(self, data: memoryview, at: int) -> None:
-        while data:
-            written = os.pwrite(self.file, data, at)
-            data, at = data[written:], at + written
+TAKEN = b"t"
+TOTAL = struct.Struct("<Q")
+INPUT = b"i"
+RESIZE = b"r"
+LIMIT = b"l"
+"""Ends the job like KILL; the rest is the note that says which limit it broke."""
+NOTE = b"n"
+"""Only the note."""
+MAX_ORDER = 1 << 17
+"""Bytes of one order of init. The line between them keeps orders whole (SOCK_SEQPACKET)."""
 
 
-def start(request: Request, environment: dict[str, str], stdin: int, stdout: int, stderr: int) -> int:
+def start(request: Request, environment: dict[str, str], files: tuple[int, int, int], confine: Callable[[], None]) -> int:
     """Fork the command of `request` into its own session and return its pid. A fault is told as a shell would tell it."""
     pid = os.fork()
     if pid:
@@ -112,12 +63,11 @@ def start(request: Request, environment: dict[str, str], stdin: int, stdout: int
         for number in SETTABLE:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for standard, fd in enumerate((stdin, stdout, stderr)):
+        for standard, fd in enumerate(files):
             os.dup2(fd, standard)
-        for limit, soft, hard in LIMITS:
-            ceiling = resource.getrlimit(limit)[1]
-            hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
-            resource.setrlimit(limit, (min(soft, hard), hard))
+        if request["terminal"]:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        confine()
         try:
             os.chdir(request["cwd"])
         except OSError as error:
@@ -142,9 +92,13 @@ def start(request: Request, environment: dict[str, str], stdin: int, stdout: int
 class Supervisor:
     """Runs one job. `files` are the host's stdout, stderr and exit files, `control` leads to init."""
 
-    def __init__(self, control: socket.socket, files: list[int]) -> None:
+    def __init__(self, control: socket.socket, files: list[int], terminal: bool, guard: Guard) -> None:
         self.control = control
-        self.out, self.err = Stream(files[0]), Stream(files[1])
+        self.guard = guard
+        self.note = ""
+        self.terminal = Terminal(files[0]) if terminal else None
+        self.told = 0
+        self.out, self.err = self.terminal or Stream(files[0]), Stream(files[1])
         self.exit_file = files[2]
         self.main = -1
         self.status: int | None = None
@@ -163,8 +117,13 @@ class Supervisor:
         """Run the command and whatever it leaves, until no process of the job is left."""
         self.started_at, self.began = time.time(), time.monotonic()
         deadline = self.began + request["timeout"]
+        full = self.guard.check()
+        self.note = "; ".join([*self.guard.notes, *([f"{full}; until then no file can grow"] if full else [])])
+        self.oom_kills = self.guard.oom_kills()
         try:
-            self.main = start(request, environment, stdin, self.out.writer, self.err.writer)
+            stdin, stderr = (os.dup(self.out.writer), self.out.writer) if self.terminal else (stdin, self.err.writer)
+            files = (stdin, self.out.writer, stderr)
+            self.main = start(request, environment, files, lambda: self.guard.confine(may_write=not full))
         except OSError as error:
             os.write(self.err.writer, f"caisson: no process can be started: {error.strerror}\n".encode())
             self.status, self.ended_at = 126 << 8, time.monotonic()
@@ -210,20 +169,43 @@ class Supervisor:
         poll.register(self._wakeup, select.POLLIN)
         poll.register(self.control, select.POLLIN)
         streams = {stream.pipe: stream for stream in (self.out, self.err) if stream.open}
-        for pipe in streams:
-            poll.register(pipe, select.POLLIN)
+        for pipe, stream in streams.items():
+            poll.register(pipe, stream.wanted())
         # One poll takes at most 2^31 ms; a longer wait is simply begun again.
         pause = None if until is None else min(max(0.0, until - now) * 1000 + 1, 1e9)
         for fd, _ in poll.poll(pause):
             if fd in streams:
                 streams[fd].pump(keep=not self.recorded)
+                if streams[fd] is self.terminal:
+                    self.terminal.flush()
+                    self._tell_taken(self.terminal)
             elif fd == self._wakeup:
                 os.read(self._wakeup, 4096)
             else:
-                message = self.control.recv(16)
-                if not message:
-                    os._exit(1)  # init is gone, and with it this whole sandbox
-                self._end("killed")
+                self._obey(self.control.recv(MAX_ORDER))
+
+    def _obey(self, order: bytes) -> None:
+        if not order:
+            os._exit(1)  # init is gone, and with it this whole sandbox
+        kind, rest = order[:1], order[1:]
+        if kind == KILL:
+            self._end("killed")
+        elif kind in (LIMIT, NOTE):
+            self.note = rest.decode() if kind == LIMIT else self.note or rest.decode()
+            if kind == LIMIT:
+                self._end("killed", grace=0.0)
+        elif kind == INPUT and self.terminal:
+            self.terminal.type(rest)
+            self._tell_taken(self.terminal)
+        elif kind == RESIZE and self.terminal:
+            self.terminal.resize(*WINDOW.unpack(rest))
+
+    def _tell_taken(self, terminal: Terminal) -> None:
+        """Tell init how much input was taken, so that it gives no more than fits into this process's memory."""
+        if terminal.taken != self.told:
+            self.told = terminal.taken
+            with contextlib.suppress(BrokenPipeError):
+                self.control.send(TAKEN + TOTAL.pack(self.told))
 
     def _reap(self) -> None:
         while True:
@@ -237,11 +219,11 @@ class Supervisor:
             if pid == self.main:
                 self.status, self.ended_at = status, time.monotonic()
 
-    def _end(self, verdict: str) -> None:
+    def _end(self, verdict: str, grace: float = TERM_GRACE) -> None:
         """Begin to end the whole tree: TERM now, KILL later. CONT, since a stopped process would sleep through TERM."""
         if self.kill_at is not None:
             return
-        self.kill_at = time.monotonic() + TERM_GRACE
+        self.kill_at = time.monotonic() + grace
         if self.status is None:
             self.verdict = verdict
         for pid in self.tree():
@@ -257,6 +239,7 @@ class Supervisor:
             "state": state,
             "exit_code": os.WEXITSTATUS(status) if state == "exited" else None,
             "signal": os.WTERMSIG(status) if state == "signalled" else None,
+            "note": self.guard.explain(status, self.guard.oom_kills() - self.oom_kills, self.note),
             "started_at": self.started_at,
             "duration": (time.monotonic() if self.verdict else self.ended_at) - self.began,
             "stdout_bytes": self.out.total,

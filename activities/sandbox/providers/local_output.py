@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.sandbox.providers.local_wire import HEAD, RING, TOTAL, TOTAL_AT
+from activities.sandbox.providers.local_wire import HEAD, RING, TOTAL_AT, TOTALS
 from contracts.sandbox import JobResult, JobState
 
 STREAMS = ("stdout", "stderr")
 FILES = (*STREAMS, "exit")
 """The files of a job, in the order in which they are handed to init."""
-LOST_NOTE = b"[caisson: the command ended the supervisor of its own job, so how it ended is not known]\n"
+LOST_NOTE = "the command ended the supervisor of its own job, so how it ended is not known"
 TAIL = 4096
 """Bytes of each stream that a progress report shows."""
 
@@ -42,6 +42,30 @@ class Output:
         """Return where the last `length` bytes begin, or the first byte after which everything was kept."""
         kept_from = 0 if self.total <= HEAD + RING else self.total - RING
         return max(self.total - length, kept_from, 0)
+
+    def part(self, start: int, end: int, limit: int) -> bytes:
+        """Return what lies between two positions, with a marker for what is over `limit` bytes or is not kept.
+
+        The stream may grow meanwhile: what the writer overwrites is left out, and never given in pieces of two ages.
+        """
+        half = limit // 2
+        wanted = [(start, end)] if end - start <= limit else [(start, start + half), (end - (limit - half), end)]
+        data, at = b"", start
+        for first, last in wanted:
+            for begin, stop in ((first, min(last, HEAD)), (max(first, HEAD), last)):
+                if begin >= stop:
+                    continue
+                begin = max(begin, min(self._overwritten(), stop)) if begin >= HEAD else begin
+                piece = self.read(begin, stop)
+                lost = min(max(self._overwritten() - begin, 0), len(piece)) if begin >= HEAD else 0
+                data += marker(begin + lost - at) + piece[lost:]
+                at = stop
+        return data + marker(end - at)
+
+    def _overwritten(self) -> int:
+        """Return up to which position of the ring the writer has overwritten, or may be doing so now."""
+        counters = os.pread(self.fd, TOTALS.size, TOTAL_AT)
+        return max(TOTALS.unpack(counters)) - RING if len(counters) == TOTALS.size else 0
 
     def bounded(self, limit: int) -> bytes:
         """Return the stream whole if it has at most `limit` bytes and was kept whole, else its head and tail around a marker."""
@@ -82,9 +106,9 @@ def open_output(job: Path, stream: str, record: Mapping[str, int] | None = None)
         kept = record[f"{stream}_kept"]
         return Output(fd, kept, record[f"{stream}_bytes"] - kept)
     total = os.fstat(fd).st_size
-    counter = os.pread(fd, TOTAL.size, TOTAL_AT)
-    if len(counter) == TOTAL.size:
-        (total,) = TOTAL.unpack(counter)
+    counters = os.pread(fd, TOTALS.size, TOTAL_AT)
+    if len(counters) == TOTALS.size:
+        total, _ = TOTALS.unpack(counters)
     return Output(fd, total)
 
 
@@ -117,9 +141,10 @@ def recorded_result(job: Path, limit: int) -> JobResult:
         return JobResult(
             state=JobState.LOST,
             stdout=stdout,
-            stderr=stderr + LOST_NOTE,
+            stderr=stderr,
             stdout_bytes=stdout_bytes,
             stderr_bytes=stderr_bytes,
+            note=LOST_NOTE,
         )
     return JobResult(
         state=JobState(record["state"]),
@@ -130,4 +155,5 @@ def recorded_result(job: Path, limit: int) -> JobResult:
         stdout_bytes=stdout_bytes,
         stderr_bytes=stderr_bytes,
         duration_seconds=record["duration"],
+        note=record["note"],
     )

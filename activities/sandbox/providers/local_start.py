@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +28,14 @@ from activities.sandbox.providers.local_bwrap import (
     own_user,
     sandbox_arguments,
 )
+from activities.sandbox.providers.local_cgroup import Groups, find_groups, group_prefix, join, remove_groups
+from activities.sandbox.providers.local_seccomp import system_call_filter
 from activities.sandbox.providers.local_state import Record, StateDirectory, end_process, host_identity, start_time
 from activities.sandbox.providers.local_wire import VERSION, Inbox, receive, send
+from contracts.sandbox import SandboxLimits
 
 if TYPE_CHECKING:
-    from activities.sandbox.providers.local_wire import Request
+    from activities.sandbox.providers.local_wire import Limits, Request
 
 START_WITHIN = 20.0
 """Seconds until a sandbox that does not come up counts as failed."""
@@ -49,6 +52,7 @@ REMEDIES = (
     ("setting up uid map", NAMESPACES),
     ("loopback: Failed RTM_NEWADDR", NAMESPACES),
     ("user namespaces", NAMESPACES),
+    ("PR_SET_SECCOMP", "this kernel has no system call filters (CONFIG_SECCOMP_FILTER); use another provider, such as docker"),
     ("unshare: unshare failed", "a root worker needs CAP_SYS_ADMIN to start sandboxes; run it as an ordinary user instead"),
     ("setpriv:", "a root worker needs setpriv of util-linux to start sandboxes; run it as an ordinary user instead"),
     ("Unknown option", "this bubblewrap is too old; version 0.5 or newer is needed"),
@@ -62,6 +66,7 @@ class Tools:
 
     bwrap: str
     can_disable_userns: bool
+    groups: Groups
 
 
 def find_tools(bwrap: str | None) -> Tools:
@@ -74,7 +79,8 @@ def find_tools(bwrap: str | None) -> Tools:
     text = subprocess.run([found, "--help"], capture_output=True, text=True, check=False).stdout
     # The option writes to /proc/sys, which some containers show read-only.
     is_writable = not os.statvfs("/proc/sys").f_flag & os.ST_RDONLY
-    return Tools(found, "--disable-userns" in text and is_writable)
+    system_call_filter()
+    return Tools(found, "--disable-userns" in text and is_writable, find_groups())
 
 
 def socket_path(directory: int) -> str:
@@ -88,7 +94,14 @@ def open_directory(path: Path) -> int:
 
 
 def start_sandbox(
-    state: StateDirectory, tools: Tools, sandbox_id: str, *, environment: Mapping[str, str], labels: Mapping[str, str], queue: str
+    state: StateDirectory,
+    tools: Tools,
+    sandbox_id: str,
+    limits: SandboxLimits,
+    *,
+    environment: Mapping[str, str],
+    labels: Mapping[str, str],
+    queue: str,
 ) -> Record:
     """Start the sandbox `sandbox_id`, whose lock the caller holds, or leave nothing. Blocks its thread.
 
@@ -99,19 +112,23 @@ def start_sandbox(
     directory.chmod(0o700)
     (directory / "jobs").mkdir(0o700)
     held = open_directory(directory)
+    nonce = secrets.token_hex(16)
+    group = f"{group_prefix(state.root)}{sandbox_id}.{nonce[:8]}"
+    groups: list[Path] = []
     try:
+        groups = tools.groups.make(group, limits)
         with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as control:
             listener.bind(socket_path(held))
             listener.listen(128)
-            pid = launch(tools, sandbox_id, directory, listener)
+            pid = launch(tools, sandbox_id, limits, directory, listener)
             started = start_time(pid)
             try:
                 if started is None:
                     raise SandboxUnavailable(fault_of(directory, "init ended at once"))
-                # The cgroup of the sandbox takes `pid` in here, before anything runs in it.
+                join(groups, pid)  # before anything runs in it
                 record = Record(
                     id=sandbox_id,
-                    nonce=secrets.token_hex(16),
+                    nonce=nonce,
                     queue=queue,
                     host=host_identity(),
                     pid=pid,
@@ -119,10 +136,23 @@ def start_sandbox(
                     created_at=time.time(),
                     labels=dict(labels),
                     environment=dict(environment),
+                    groups=[str(path) for path in groups],
+                    lifetime=limits.lifetime_seconds,
                 )
                 control.settimeout(START_WITHIN)
                 control.connect(socket_path(held))
-                ask(control, {"op": "configure", "nonce": record.nonce, "environment": {**ENVIRONMENT, **environment}})
+                configure: Request = {
+                    "op": "configure",
+                    "nonce": nonce,
+                    "environment": {**ENVIRONMENT, **environment},
+                    "limits": guest_limits(limits),
+                }
+                counter = tools.groups.open_oom_counter(group)
+                try:
+                    ask(control, configure, [] if counter is None else [counter])
+                finally:
+                    if counter is not None:
+                        os.close(counter)
                 state.save(directory, record)
                 directory.rename(state.path(sandbox_id))
                 # If this worker is killed before the next line, init ends, and the next one finds a dead sandbox here.
@@ -133,24 +163,39 @@ def start_sandbox(
                 if started is not None:
                     end_process(pid, started)
                 raise
-    except BaseException:
+    except BaseException as error:
         state.remove(sandbox_id)
+        remove_groups(groups)
+        if isinstance(error, OSError):
+            raise SandboxUnavailable(f"the sandbox cannot be started: {error}") from error
         raise
     finally:
         os.close(held)
     return record
 
 
-def ask(control: socket.socket, request: Request) -> None:
+def guest_limits(limits: SandboxLimits) -> Limits:
+    """Return the limits that are kept inside. Before Linux 5.14 processes were counted by user, and not by sandbox."""
+    own = limits.model_dump(exclude={"cpus"})
+    return {**own, "counts_processes": os.geteuid() == 0 or kernel_version() >= (5, 14)}  # type: ignore[typeddict-item]
+
+
+def kernel_version() -> tuple[int, int]:
+    """Return the version of the running kernel."""
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int("".join(filter(str.isdigit, minor)))
+
+
+def ask(control: socket.socket, request: Request, fds: Sequence[int] = ()) -> None:
     """Put one question of the start to init. Raises OSError when it does not agree."""
     request["version"] = VERSION
-    send(control, request)
+    send(control, request, fds)
     reply = receive(control, Inbox())
     if "error" in reply:
         raise ConnectionAbortedError(reply["message"])
 
 
-def launch(tools: Tools, sandbox_id: str, directory: Path, listener: socket.socket) -> int:
+def launch(tools: Tools, sandbox_id: str, limits: SandboxLimits, directory: Path, listener: socket.socket) -> int:
     """Start bubblewrap, which outlives this process, and return the pid of its init as this host sees it."""
     python = find_interpreter()
     workspace, prefix = directory / "workspace", python.prefix
@@ -174,6 +219,7 @@ def launch(tools: Tools, sandbox_id: str, directory: Path, listener: socket.sock
             python=python,
             prefix=inner_prefix if prefix else None,
             disable_userns=tools.can_disable_userns,
+            memory_mb=limits.memory_mb,
             listener=listener.fileno(),
         )
         with (directory / "log").open("ab") as log:

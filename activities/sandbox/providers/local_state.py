@@ -3,9 +3,10 @@
 <root>/<id>/           one sandbox; it stands there only when it is complete
     workspace/         the agent's files, bound at /workspace
     control.sock       where init listens
-    jobs/<job>/        stdout, stderr, exit
+    jobs/<job>/        stdout, stderr, exit, and reads when it is a session
     state.json         a Record
     log                what bubblewrap and init said
+    egress.json[l]     with a network policy: the proxy, and the record of connections (see local_egress)
 <root>/.new-<id>/      one that is being made
 <root>/.dead-<id>/     one that is being removed
 <root>/locks/          locked files, held while a sandbox is made or removed; several ids may share one
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -20,13 +22,15 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from activities.sandbox.port import SandboxUnavailable
+from activities.sandbox.providers.local_cgroup import find_groups, group_prefix, is_empty, remove_groups
 from contracts.sandbox import SandboxRef
 
 DEATH_WITHIN_MS = 15_000
@@ -62,6 +66,10 @@ class Record:
     created_at: float
     labels: dict[str, str]
     environment: dict[str, str]
+    groups: Sequence[str] = ()
+    """The directories of its control groups."""
+    lifetime: float | None = None
+    """Seconds after `created_at` at which it ends itself."""
 
     def is_alive(self) -> bool:
         """Tell whether its init, and so the sandbox, is running."""
@@ -71,6 +79,10 @@ class Record:
         """Tell whether it surely is not. One in another pid namespace of this boot may live, unseen from here."""
         same_boot = self.host.partition("/")[0] == host_identity().partition("/")[0]
         return not same_boot or (self.host == host_identity() and not self.is_alive())
+
+    def is_past_its_time(self) -> bool:
+        """Tell whether its lifetime is over, which is then why it ended."""
+        return self.lifetime is not None and time.time() >= self.created_at + self.lifetime
 
     def ref(self, provider: str) -> SandboxRef:
         """Return the handle on it."""
@@ -99,6 +111,13 @@ def end_process(pid: int, started: int) -> None:
         return
     finally:
         os.close(handle)
+
+
+def end_proxy(directory: Path) -> None:
+    """Kill the proxy of a sandbox, which ends by itself too, but perhaps not at once."""
+    with contextlib.suppress(FileNotFoundError):
+        proxy = json.loads((directory / "egress.json").read_bytes())
+        end_process(proxy["pid"], proxy["started"])
 
 
 def remove_tree(directory: Path) -> None:
@@ -228,6 +247,8 @@ class StateDirectory:
         record = self.load(sandbox_id)
         if record is not None and record.host == host_identity():
             end_process(record.pid, record.started)
+            end_proxy(self.path(sandbox_id))
+            remove_groups([Path(group) for group in record.groups])
         dead = self.root / f".dead-{sandbox_id}"
         remove_tree(dead)
         # Out of sight first: a removal that is cut off must not leave something that looks like a sandbox.
@@ -238,16 +259,25 @@ class StateDirectory:
 
     def sweep(self) -> None:
         """Remove what nobody can use: what makers and removers that were killed left behind, and sandboxes that died."""
-        for left in [*self.root.glob(".dead-*"), *self.root.glob(".new-*")]:
-            sandbox_id = left.name.partition("-")[2]
-            with self.locked(sandbox_id, wait=False) as ours:
-                if ours:
-                    remove_tree(left)
         for path in self.root.glob("local-*"):
             with self.locked(path.name, wait=False) as ours:
                 record = self.load(path.name) if ours else None
                 if record is not None and record.is_dead():
                     self.remove(path.name)
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what makers and removers that were killed left behind."""
+        for left in [*self.root.glob(".dead-*"), *self.root.glob(".new-*")]:
+            sandbox_id = left.name.partition("-")[2]
+            with self.locked(sandbox_id, wait=False) as ours:
+                if ours:
+                    remove_tree(left)
+        prefix = group_prefix(self.root)
+        for group in find_groups().empty(prefix):
+            with self.locked(group.name.removeprefix(prefix).partition(".")[0], wait=False) as ours:
+                if ours and is_empty(group):  # else it may be waiting for the first process of a sandbox that is being made
+                    remove_groups([group])
 
     def records(self) -> list[Record]:
         """Return every living sandbox."""

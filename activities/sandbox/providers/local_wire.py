@@ -7,8 +7,9 @@ object; open files travel beside it as SCM_RIGHTS. Paths may hold any bytes: the
 ASCII form carries unchanged.
 
 A stream file keeps a bounded part of an output of any length: bytes 0 to HEAD as they came, then a ring of RING bytes that
-holds the latest ones after HEAD, then the true total so far. It is complete at every moment, so a reader needs no help of
-the writer, and nothing is lost when the writer is killed.
+holds the latest ones after HEAD, then two totals: how many bytes are in, and how many will be once the write in progress is
+done, which tells a reader what of the ring is being overwritten. It is complete at every moment, so a reader needs no help
+of the writer, and nothing is lost when the writer is killed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,18 @@ if TYPE_CHECKING:
         length: int | None
         mode: int
 
+    class Limits(TypedDict):
+        """contracts.sandbox.SandboxLimits as far as they are kept inside, and whether processes can be counted there."""
+
+        memory_mb: int
+        processes: int
+        open_files: int
+        file_mb: int
+        workspace_mb: int
+        workspace_files: int
+        lifetime_seconds: int
+        counts_processes: bool
+
     class Request(TypedDict, total=False):
         """What the worker asks. `version`, `nonce` and `op` are always there; the rest depends on `op`."""
 
@@ -38,12 +51,18 @@ if TYPE_CHECKING:
         nonce: str
         op: str
         environment: dict[str, str]
+        limits: Limits
         job: str
         argv: list[str]
         cwd: str
         env: dict[str, str]
         stdin: bool
+        terminal: bool
         timeout: float
+        input: str
+        data: str
+        rows: int
+        columns: int
         path: str
         paths: list[str]
         max_bytes: int
@@ -57,21 +76,26 @@ if TYPE_CHECKING:
 
         error: str
         message: str
+        known: bool
         running: bool
+        terminal: bool
         seconds: float
         entries: list[Entry]
         lengths: list[int | None]
 
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("!I")
 MAX_MESSAGE = 256 << 20
 MAX_FDS = 16
 
+EGRESS_PORT = 3128
+"""Where a sandbox with a network policy finds its proxy, at 127.0.0.1."""
+
 HEAD = 8 << 20
 RING = 1 << 20
-TOTAL = struct.Struct("<Q")
 TOTAL_AT = HEAD + RING
+TOTALS = struct.Struct("<QQ")
 
 
 def encode(message: Request | Reply) -> bytes:

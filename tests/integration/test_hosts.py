@@ -1,0 +1,197 @@
+"""Two hosts, each a network namespace with a sandbox worker of its own, and one Temporal server that both reach.
+
+Needs root and `ip` (Debian and Ubuntu: apt-get install iproute2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from temporalio.api.enums.v1 import EventType, TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+
+from contracts.activity_names import Queues
+from tests.integration.helpers import events
+from tests.integration.stack import QUEUE, Handle, Stack
+from tests.integration.test_durability import started, until
+from workers.settings import load_settings
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces"),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="`ip` is missing: apt-get install iproute2"),
+]
+NOTICED_WITHIN = 35.0
+
+
+def ip(*words: str) -> str:
+    """Run `ip`."""
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@dataclass
+class Host:
+    """A network namespace whose only neighbour is this machine, and the sandbox worker in it."""
+
+    name: str
+    number: int
+    state: Path
+    worker: asyncio.subprocess.Process | None = None
+
+    @property
+    def gateway(self) -> str:
+        """This machine's address on the wire between the two."""
+        return f"10.213.{self.number}.1"
+
+    @property
+    def sandboxes(self) -> Path:
+        """Where its sandboxes live."""
+        return self.state / self.name
+
+    def queue(self) -> str:
+        """The task queue of its sandboxes."""
+        settings = load_settings({"CAISSON_SANDBOX_DIR": str(self.sandboxes), "CAISSON_HOST": self.name})
+        return Queues(QUEUE).sandbox_host(settings.sandbox_host)
+
+    def build(self) -> None:
+        """Make the namespace and the wire."""
+        ip("netns", "add", self.name)
+        ip("link", "add", f"{self.name}0", "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        ip("addr", "add", f"{self.gateway}/24", "dev", f"{self.name}0")
+        ip("link", "set", f"{self.name}0", "up")
+        ip("-n", self.name, "addr", "add", f"10.213.{self.number}.2/24", "dev", "eth0")
+        ip("-n", self.name, "link", "set", "eth0", "up")
+
+    async def start(self, port: int) -> None:
+        """Start its worker, and see to it that the server is reached over the wire alone."""
+        environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.getcwd(),
+            "TEMPORAL_ADDRESS": f"{self.gateway}:{port}",
+            "CAISSON_STORE": str(self.state / "store"),
+            "CAISSON_SANDBOX_DIR": str(self.sandboxes),
+            "CAISSON_HOST": self.name,
+        }
+        command = ("ip", "netns", "exec", self.name, sys.executable, "-m", "workers", "--role", "sandbox")
+        with (self.state / f"{self.name}.log").open("ab") as log:
+            self.worker = await asyncio.create_subprocess_exec(*command, env=environ, stdout=log, stderr=log)
+
+    def living(self) -> list[Path]:
+        """The directories of its sandboxes."""
+        return [path.parent for path in self.sandboxes.glob("local-*/state.json")]
+
+    async def die(self) -> None:
+        """End everything on it, and take it off the net. Its connections are closed, as those of a host that is shut down are."""
+        if self.worker is not None and self.worker.returncode is None:
+            self.worker.kill()
+            await self.worker.wait()
+        for sandbox in self.living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads((sandbox / "state.json").read_text())["pid"], signal.SIGKILL)
+        for words in (("link", "delete", f"{self.name}0"), ("netns", "delete", self.name)):
+            with contextlib.suppress(subprocess.CalledProcessError):  # it is gone already
+                ip(*words)
+
+
+async def forward(address: str, port: int) -> asyncio.Server:
+    """Let the server, which listens on the loopback only, be reached at an address of this machine."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    return await asyncio.start_server(serve, address, port)
+
+
+@pytest.fixture
+async def hosts(own_stack: Stack) -> AsyncIterator[tuple[Host, Host]]:
+    """Two hosts with a worker each; the stack's own sandbox worker has left."""
+    await own_stack.dev.running["sandbox-worker"].stop()
+    tag = uuid.uuid4().hex[:6]
+    pair = (Host(f"w{tag}", 1, own_stack.state), Host(f"e{tag}", 2, own_stack.state))
+    servers: list[asyncio.Server] = []
+    try:
+        for host in pair:
+            host.build()
+            servers.append(await forward(host.gateway, own_stack.dev.port))
+            await host.start(own_stack.dev.port)
+        for host in pair:
+            await polled(own_stack, host)
+        yield pair
+    finally:
+        for host in pair:
+            await host.die()
+        for server in servers:
+            server.close()
+
+
+async def polled(stack: Stack, host: Host) -> None:
+    """Wait until the worker of a host polls for work."""
+    client = stack.dev.client
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=host.queue()),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+    )
+    async with asyncio.timeout(20):
+        while not (await client.workflow_service.describe_task_queue(request)).pollers:
+            assert host.worker is not None and host.worker.returncode is None, (host.state / f"{host.name}.log").read_text()
+            await asyncio.sleep(0.1)
+
+
+async def seconds_until_noticed(handle: Handle) -> float:
+    """Wait until a call for the lost host has timed out, and return how long it had been waiting then."""
+    async with asyncio.timeout(60):
+        while True:
+            happened = await events(handle)
+            times = {event.event_id: event.event_time.ToNanoseconds() / 1e9 for event in happened}
+            for event in happened:
+                if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
+                    scheduled = event.activity_task_timed_out_event_attributes.scheduled_event_id
+                    return times[event.event_id] - times[scheduled]
+            await asyncio.sleep(0.5)
+
+
+async def test_a_run_notices_that_its_host_is_lost(own_stack: Stack, hosts: tuple[Host, Host]) -> None:
+    """A host dies with worker and sandbox and stays away: the run says so in bounded time, while the other host works on."""
+    handle = await own_stack.start("host-lost")
+    await until(lambda: any((s / "workspace/begun").exists() for host in hosts for s in host.living()), "the first command")
+    (lost,) = (host for host in hosts if host.living())
+    (other,) = (host for host in hosts if host is not lost)
+    await started(own_stack, handle, "call_model")
+    await lost.die()
+
+    meanwhile = await own_stack.start("files")
+    assert (await own_stack.finish(meanwhile))["status"] == "completed"
+    assert other.living() == []
+
+    assert await seconds_until_noticed(handle) < NOTICED_WITHIN
+    # The run would wait as long again for somebody who ends its sandbox; a host that comes back empty does that at once.
+    lost.build()
+    await lost.start(own_stack.dev.port)
+    error = await own_stack.failure(handle, 40)
+    assert error.type == "RunFailed"
+    assert "no sandbox worker of the sandbox's host has answered for 30 s" in error.message
+    assert "count as lost" in error.message
+    result = error.details[0]
+    assert (result["status"], result["steps"]) == ("failed", 2)
+    assert own_stack.answered(handle) == [1, 2], "nothing was asked again"
