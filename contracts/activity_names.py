@@ -84,6 +84,7 @@ class ErrorType:
     MODEL_RETRY = "ModelUnavailable"
     MODEL_STOP = "ModelStopped"
     SANDBOX_GONE = "SandboxGone"
+    HOST_LOST = "HostLost"
     SANDBOX_UNAVAILABLE = "SandboxUnavailable"
     SANDBOX_STOP = "SandboxRefused"
     STORE = "StoreFault"

@@ -48,6 +48,14 @@ missing=""
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing="$missing python3-venv"
 [ -e /usr/bin/python3 ] || missing="$missing python3"
+[ -e /usr/lib/"$(uname -m)"-linux-gnu/libseccomp.so.2 ] || ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || missing="$missing libseccomp2"
+if [ "$kind" = dev ]; then
+    # What tests ask for: clients and servers for the network policy, and a second host.
+    command -v git >/dev/null 2>&1 || missing="$missing git"
+    command -v curl >/dev/null 2>&1 || missing="$missing curl"
+    command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
+    command -v ip >/dev/null 2>&1 || missing="$missing iproute2"
+fi
 # shellcheck disable=SC2086 # a list of package names
 [ -z "$missing" ] || need_packages $missing
 

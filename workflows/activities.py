@@ -100,7 +100,7 @@ def explain_failure(error: ActivityError) -> tuple[str, str]:
     if isinstance(cause, TimeoutError):
         if cause.type is TimeoutType.SCHEDULE_TO_START:
             return (
-                ErrorType.SANDBOX_GONE,
+                ErrorType.HOST_LOST,
                 f"{error.activity_type}: no sandbox worker of the sandbox's host has answered for {HOST_LOST.seconds} s, so the "
                 "host and the sandbox on it count as lost; start a worker on that host sooner next time, and start the run again",
             )

@@ -85,6 +85,8 @@ class AgentRun:
             if not isinstance(error, ActivityError):
                 raise
             kind, reason = explain_failure(error)
+            if kind == ErrorType.HOST_LOST:
+                self._workspace.abandon()
             result = await self._conclude(RunStatus.FAILED, reason, collect=kind != ErrorType.SANDBOX_GONE)
             if kind == ErrorType.BAD_INPUT:
                 raise ApplicationError(reason, type=ErrorType.BAD_INPUT, non_retryable=True) from None

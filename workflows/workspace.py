@@ -11,7 +11,15 @@ from temporalio.exceptions import ActivityError
 from workflows.activities import call, explain_failure
 
 with workflow.unsafe.imports_passed_through():
-    from contracts.activity_names import CLOSE_SANDBOX, COLLECT_OUTPUTS, FETCH_MANIFEST, FILL_WORKSPACE, OPEN_SANDBOX, Queues
+    from contracts.activity_names import (
+        CLOSE_SANDBOX,
+        COLLECT_OUTPUTS,
+        FETCH_MANIFEST,
+        FILL_WORKSPACE,
+        OPEN_SANDBOX,
+        ErrorType,
+        Queues,
+    )
     from contracts.blob import BlobRef
     from contracts.carried import CarriedRun
     from contracts.prepare import CollectOutputsInput, FetchManifestInput, FillWorkspaceInput, PrepareRunResult
@@ -73,6 +81,10 @@ class Workspace:
                 on_host=True,
             )
 
+    def abandon(self) -> None:
+        """Give up a sandbox whose host is lost: nobody is there to end it. If the host comes back, its worker sweeps it."""
+        self._seconds, self._since, self.sandbox = self.seconds(), None, None
+
     async def close(self, prepared: PrepareRunResult | None, *, collect: bool) -> tuple[ArtifactList, str | None]:
         """Take the outputs out, if wanted, and end the sandbox.
 
@@ -88,12 +100,16 @@ class Workspace:
                 collected = await call(COLLECT_OUTPUTS, given, queue=sandbox.queue, summary="collect outputs", on_host=True)
                 artifacts = collected.artifacts
             except ActivityError as error:
-                complaints.append(f"outputs were not collected: {explain_failure(error)[1]}")
+                kind, reason = explain_failure(error)
+                complaints.append(f"outputs were not collected: {reason}")
+                if kind == ErrorType.HOST_LOST:
+                    self.abandon()
+                    return artifacts, "; ".join(complaints)
         try:
             closing = CloseSandboxInput(sandbox=sandbox, run_id=self._run_id)
             closed = await call(CLOSE_SANDBOX, closing, queue=sandbox.queue, summary="end the sandbox", on_host=True)
             self.egress_log = closed.egress
         except ActivityError as error:
             complaints.append(f"the sandbox could not be ended: {explain_failure(error)[1]}")
-        self._seconds, self._since, self.sandbox = self.seconds(), None, None
+        self.abandon()
         return artifacts, "; ".join(complaints) or None
