@@ -190,12 +190,12 @@ PROGRAMS = {
         'new Worker("console.log(1)", {eval: true}); fs.watch(".").close();\'',
     ),
     "gcc and make": (
-        "make",
+        "gcc make",
         "printf 'int main(void) { return 0; }' > a.c && printf 'a: a.c\\n\\tgcc -O2 -fsanitize=address -o a a.c\\n' > Makefile &&"
         " make -s -j4 && ASAN_OPTIONS=detect_leaks=0 ./a",
     ),
     "cmake": (
-        "cmake",
+        "cmake gcc",
         "printf 'int main(void) { return 0; }' > a.c && printf 'cmake_minimum_required(VERSION 3.5)\\nproject(a C)\\n"
         "add_executable(a a.c)\\n' > CMakeLists.txt && cmake -S . -B b >/dev/null && cmake --build b -j4 >/dev/null && b/a",
     ),
@@ -219,9 +219,10 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_real_programs_work(local: Local, name: str) -> None:
     """What agents run works under the filter."""
-    program, script = PROGRAMS[name]
-    if shutil.which(program, path="/usr/bin:/bin:/usr/local/bin") is None:
-        pytest.skip(f"{program} is not on this host")
+    programs, script = PROGRAMS[name]
+    missing = [program for program in programs.split() if shutil.which(program, path="/usr/bin:/bin:/usr/local/bin") is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not on this host")
     result = await local.sh(script, timeout=60)
     assert (result.exit_code, result.signal, result.note) == (0, None, ""), result.stdout + result.stderr
 
