@@ -116,17 +116,17 @@ def test_what_is_no_host_name_is_refused(text: str) -> None:
 
 def test_a_refusal_tells_the_host_and_the_policy() -> None:
     """A model can see what it may reach instead."""
-    policy = EgressPolicy(("pypi.org", "*.pythonhosted.org"))
+    policy = EgressPolicy(("pkg.example", "*.hosted.example"))
     with pytest.raises(Refused) as caught:
         policy.check_target("evil.example", 443, tls=True)
     assert str(caught.value) == (
-        "host evil.example is not in this sandbox's network policy (allow: pypi.org, *.pythonhosted.org)"
+        "host evil.example is not in this sandbox's network policy (allow: pkg.example, *.hosted.example)"
     )
-    with pytest.raises(Refused, match=r"port 22 of pypi\.org .* \(TLS through CONNECT: 443\)"):
-        policy.check_target("pypi.org", 22, tls=True)
+    with pytest.raises(Refused, match=r"port 22 of pkg\.example .* \(TLS through CONNECT: 443\)"):
+        policy.check_target("pkg.example", 22, tls=True)
     with pytest.raises(Refused, match="plain HTTP: 80"):
-        policy.check_target("pypi.org", 443, tls=False)
-    policy.check_target("files.pythonhosted.org", 443, tls=True)
+        policy.check_target("pkg.example", 443, tls=False)
+    policy.check_target("files.hosted.example", 443, tls=True)
 
 
 # --- Addresses -----------------------------------------------------------------------------------------------------------
@@ -195,13 +195,13 @@ def test_one_bad_address_refuses_the_name() -> None:
 def test_a_plain_request_is_written_anew() -> None:
     """The server gets the origin form and the checked host, and nothing that was meant for the proxy."""
     sent = accept(
-        b"POST http://Pypi.org./simple/?q=1 HTTP/1.1\r\nHost: pypi.org\r\nProxy-Authorization: x\r\nProxy-Connection: x\r\n"
+        b"POST http://Pkg.example./simple/?q=1 HTTP/1.1\r\nHost: pkg.example\r\nProxy-Authorization: x\r\nProxy-Connection: x\r\n"
         b"Connection: X-Secret, Content-Length\r\nX-Secret: 1\r\nTE: trailers\r\nUpgrade: h2c\r\nContent-Length: 3\r\n"
         b"Accept: a\r\n\r\n"
     )
     assert (sent.method, sent.target) == (b"POST", b"/simple/?q=1")
     assert list(sent.headers) == [
-        (b"host", b"pypi.org"),
+        (b"host", b"pkg.example"),
         (b"content-length", b"3"),
         (b"accept", b"a"),
         (b"connection", b"close"),
