@@ -87,6 +87,5 @@ class ErrorType:
     HOST_LOST = "HostLost"
     SANDBOX_UNAVAILABLE = "SandboxUnavailable"
     SANDBOX_STOP = "SandboxRefused"
-    STORE = "StoreFault"
     WORKER_SHUTDOWN = "WorkerShutdown"
     RUN_FAILED = "RunFailed"

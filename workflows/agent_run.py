@@ -218,7 +218,6 @@ class AgentRun:
         if not self._desk.holds():
             return
         self._enter(RunState.PAUSED, f"paused {self._desk.paused_by}")
-        self._show_progress(RunState.PAUSED)
         await self._desk.wait(lambda: not self._desk.holds(), self._seconds_left)
         self._enter(RunState.RUNNING, "resumed")
 
@@ -249,7 +248,7 @@ class AgentRun:
         return self._carried
 
     def _enter(self, state: RunState, activity: str) -> None:
-        if state is RunState.AWAITING_APPROVAL or self._state is RunState.AWAITING_APPROVAL:
+        if state is not self._state:
             self._show_progress(state)
         self._state = state
         self._show(activity)

@@ -77,11 +77,6 @@ class BlobStore:
         """Store a JSON value in its canonical form."""
         return await self.put(canonical_json(value))
 
-    async def get_json(self, ref: BlobRef) -> JsonValue:
-        """Read a JSON value."""
-        value: JsonValue = json.loads(await self.get(ref))
-        return value
-
     async def put_text(self, text: str, inline_limit: int = INLINE_LIMIT) -> Text:
         """Hold text of any size: inline up to `inline_limit` bytes, stored when a later reader may want it by reference."""
         text = whole_characters(text)

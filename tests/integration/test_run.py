@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 from tests.integration.stack import Stack
@@ -37,3 +38,17 @@ async def test_a_finished_run_leaves_no_sandbox(stack: Stack) -> None:
     assert status["state"] == "finished"
     assert status["sandbox"] is None
     assert stack.sandboxes() == []
+
+
+async def test_a_change_of_state_shows_at_once(stack: Stack) -> None:
+    """Whoever lists running runs finds one in its first model call, which may take minutes."""
+    handle = await stack.start("slow-model")
+    async with asyncio.timeout(10):
+        while True:
+            attributes = (await handle.describe()).typed_search_attributes
+            states = [pair.value for pair in attributes.search_attributes if pair.key.name == "CaissonState"]
+            if states == ["running"]:
+                break
+            await asyncio.sleep(0.05)
+    assert (await handle.query("status"))["step"] == 0
+    await stack.finish(handle)

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,9 @@ import pytest
 from activities.governance.egress import Limits, Proxy, is_own_address
 from activities.governance.egress_log import EgressLog
 from activities.governance.egress_policy import EgressPolicy
-from tests.sandbox.egress_support import LOOPBACK, Authority, Site, make_authority, raw_server, serve, until
+from tests.sandbox.egress_support import LOOPBACK, Authority, Site, raw_server, until
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """A certificate for both names."""
-    return make_authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def secure(authority: Authority) -> Iterator[Site]:
-    """A server with TLS."""
-    with serve(authority.server()) as site:
-        yield site
-
-
-@pytest.fixture
-def plain() -> Iterator[Site]:
-    """A server without."""
-    with serve() as site:
-        yield site
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +26,12 @@ from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
 from contracts.activity_names import Queues
 from contracts.sandbox import CloseSandboxInput, NetworkPolicy, SandboxSpec
-from tests.sandbox.egress_support import LOOPBACK, Authority, Site, make_authority, serve, until
+from tests.sandbox.egress_support import LOOPBACK, Authority, Site, until
 from tests.sandbox.local_support import Local
 
 REPOSITORY = Path(__file__).parents[2]
 ALLOW = ("allowed.example", "*.below.example")
 SPEC = SandboxSpec(network=NetworkPolicy(allow=ALLOW))
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """A certificate for the names of the tests."""
-    return make_authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def secure(authority: Authority) -> Iterator[Site]:
-    """A server with TLS, outside."""
-    with serve(authority.server()) as site:
-        yield site
-
-
-@pytest.fixture
-def plain() -> Iterator[Site]:
-    """A server without, outside."""
-    with serve() as site:
-        yield site
 
 
 @pytest.fixture
