@@ -26,9 +26,14 @@ class BlobStore:
     async def put(self, data: bytes) -> BlobRef:
         """Store bytes and return their name. Storing what is there already writes nothing."""
         ref = BlobRef(digest=sha256_hex(data), size=len(data))
-        if await self.objects.size(_blob_key(ref)) != ref.size:
+        if not await self.has(ref):
             await self.objects.put(_blob_key(ref), data)
         return ref
+
+    async def has(self, ref: BlobRef) -> bool:
+        """Whether the store has a blob, whole as far as its size tells."""
+        found = await self.objects.head(_blob_key(ref))
+        return found is not None and found.size == ref.size
 
     async def put_chunks(self, staging: str, chunks: AsyncIterator[bytes]) -> BlobRef:
         """Store a stream in bounded memory. `staging` is a name no one else uses meanwhile.
@@ -47,7 +52,7 @@ class BlobStore:
         key = f"staging/{sha256_hex(staging.encode())}"
         await self.objects.put_stream(key, counted())
         ref = BlobRef(digest=digest.hexdigest(), size=size)
-        if await self.objects.size(_blob_key(ref)) != size:
+        if not await self.has(ref):
             await self.objects.put_stream(_blob_key(ref), self.objects.stream(key))
         await self.objects.delete(key)
         return ref

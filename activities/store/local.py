@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from activities.store.port import ObjectExists, ObjectMissing, StoreError, StoreUnavailable
+from activities.store.port import ObjectChanged, ObjectExists, ObjectInfo, ObjectMissing, StoreError, StoreUnavailable
 
 _KEY = re.compile(r"^(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*$")
 _CHUNK = 1 << 20
@@ -28,9 +30,9 @@ class LocalStore:
         except OSError as error:
             raise StoreUnavailable(f"store directory {root}: {error.strerror}; make it writable or name another") from error
 
-    async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
+    async def put(self, key: str, data: bytes, *, create_only: bool = False, if_version: str | None = None) -> None:
         """See ObjectStore."""
-        await self._run(key, lambda path: _write(path, iter((data,)), create_only))
+        await self._run(key, lambda path: _put(path, data, create_only, if_version))
 
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         """See ObjectStore."""
@@ -58,10 +60,14 @@ class LocalStore:
             while chunk := await asyncio.to_thread(file.read, _CHUNK):
                 yield chunk
 
-    async def size(self, key: str) -> int | None:
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        return await self._run(key, lambda path: _read_range(path, offset, length))
+
+    async def head(self, key: str) -> ObjectInfo | None:
         """See ObjectStore."""
         try:
-            return await self._run(key, lambda path: path.stat().st_size)
+            return await self._run(key, lambda path: _info(key, path))
         except ObjectMissing:
             return None
 
@@ -69,10 +75,16 @@ class LocalStore:
         """See ObjectStore."""
         await self._run(key, lambda path: path.unlink(missing_ok=True))
 
-    async def list(self, prefix: str) -> AsyncIterator[str]:
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """See ObjectStore."""
         for key in await asyncio.to_thread(lambda: sorted(_keys(self._root, prefix))):
-            yield key
+            info = await self.head(key)
+            if info is not None:
+                yield info
+
+    async def presign(self, key: str, seconds: int) -> str:
+        """See ObjectStore."""
+        raise StoreError(f"object {key}: a store in a local directory has no URLs to give; use one on object storage")
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -89,6 +101,39 @@ class LocalStore:
             raise ObjectExists(f"object {key} exists") from error
         except OSError as error:
             raise StoreUnavailable(f"object {key}: {error.strerror}") from error
+
+
+def _put(path: Path, data: bytes, create_only: bool, if_version: str | None) -> None:
+    if if_version is None:
+        _write(path, iter((data,)), create_only)
+        return
+    # One writer at a time between the look and the rename, whatever process it is in.
+    with path.open("rb") as current:
+        fcntl.flock(current, fcntl.LOCK_EX)
+        if not _is_still(path, current.fileno()) or _version(os.fstat(current.fileno())) != if_version:
+            raise ObjectChanged(f"object {path.name} is not version {if_version} any more")
+        _write(path, iter((data,)), create_only=False)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    return path.stat().st_ino == os.fstat(descriptor).st_ino
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _info(key: str, path: Path) -> ObjectInfo:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(key)
+    return ObjectInfo(key, status.st_size, status.st_mtime, _version(status))
+
+
+def _read_range(path: Path, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
 
 
 def _write(path: Path, chunks: Iterator[bytes], create_only: bool) -> None:

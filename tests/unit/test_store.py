@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
-from activities.store.port import ObjectDamaged, ObjectExists, ObjectMissing, StoreError, StoreUnavailable
+from activities.store.port import ObjectChanged, ObjectDamaged, ObjectExists, ObjectMissing, StoreError, StoreUnavailable
 from contracts.base import sha256_hex
 from contracts.blob import INLINE_LIMIT, BlobRef, Text, preview_of, whole_characters
 
@@ -41,7 +41,13 @@ async def chunks(*parts: bytes, fault: Exception | None = None) -> AsyncIterator
 
 async def keys(store: LocalStore, prefix: str = "") -> list[str]:
     """All keys that start so."""
-    return [key async for key in store.list(prefix)]
+    return [found.key async for found in store.list(prefix)]
+
+
+async def size_of(store: LocalStore, key: str) -> int | None:
+    """The size that the store tells."""
+    found = await store.head(key)
+    return None if found is None else found.size
 
 
 def files(store_root: Path) -> list[str]:
@@ -57,7 +63,7 @@ def file_of(root: Path, ref: BlobRef) -> Path:
 async def test_what_was_put_is_got(store: LocalStore) -> None:
     """Byte for byte, with its size."""
     await store.put("a/b", b"\0\xff")
-    assert (await store.get("a/b"), await store.size("a/b")) == (b"\0\xff", 2)
+    assert (await store.get("a/b"), await size_of(store, "a/b")) == (b"\0\xff", 2)
 
 
 async def test_a_later_put_replaces_and_leaves_no_temporary_file(store: LocalStore, tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ async def test_a_missing_object_is_missing_in_every_way(store: LocalStore) -> No
         await store.get("a/b")
     with pytest.raises(ObjectMissing):
         [chunk async for chunk in store.stream("a/b")]
-    assert await store.size("a/b") is None
+    assert await store.head("a/b") is None
     await store.delete("a/b")
 
 
@@ -119,6 +125,32 @@ async def test_one_of_many_create_only_puts_wins(store: LocalStore) -> None:
     won = [n for n in await asyncio.gather(*(put(n) for n in range(20))) if n is not None]
     assert len(won) == 1
     assert await store.get("record") == str(won[0]).encode() * 10_000
+
+
+async def test_a_put_replaces_only_the_version_it_names(store: LocalStore) -> None:
+    """Of many writers that all saw one version, one wins; the rest are told."""
+    await store.put("head", b"0")
+    seen = await store.head("head")
+    assert seen is not None
+
+    async def put(n: int) -> int | None:
+        try:
+            await store.put("head", b"%d" % n, if_version=seen.version)
+        except ObjectChanged:
+            return None
+        return n
+
+    won = [n for n in await asyncio.gather(*(put(n) for n in range(1, 20))) if n is not None]
+    assert [await store.get("head")] == [b"%d" % n for n in won]
+
+
+async def test_a_range_is_read_alone(store: LocalStore) -> None:
+    """From where it is asked, and no further than the object goes."""
+    await store.put("a", b"0123456789")
+    assert await store.get_range("a", 3, 4) == b"3456"
+    assert await store.get_range("a", 8, 10) == b"89"
+    with pytest.raises(ObjectMissing):
+        await store.get_range("b", 0, 1)
 
 
 @pytest.mark.parametrize(
