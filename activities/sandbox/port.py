@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from contracts.sandbox import WORKSPACE, JobResult, SandboxRef, SandboxSpec
@@ -63,6 +64,8 @@ class Capabilities:
     """Commands survive the caller and can be found again by job id without the portable wrapper."""
     interactive: bool = False
     """Its sandboxes are `InteractiveSandbox`es."""
+    host_files: bool = False
+    """Its sandboxes are `HostSandbox`es."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,23 @@ class InteractiveSandbox(Sandbox, Protocol):
 
     async def resize(self, job_id: str, rows: int, columns: int) -> None:
         """Set the size of a session's terminal. Raises SessionFault when it has ended or has none."""
+
+
+class HostSandbox(Sandbox, Protocol):
+    """A sandbox whose workspace is a directory of the worker's own host, where the harness scans and restores it directly."""
+
+    @property
+    def workspace(self) -> Path:
+        """The workspace as this host sees it. Sandboxed code may change it at any moment."""
+
+    @property
+    def scratch(self) -> Path:
+        """A directory, not made yet, on the file system of the workspace, that sandboxed code cannot reach; it goes with the
+        sandbox."""
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """The user and group id that files of the workspace must have, or None when those of the worker are right."""
 
 
 class SandboxProvider(Protocol):

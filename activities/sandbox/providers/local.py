@@ -51,13 +51,30 @@ class LocalSandbox:
     def __init__(self, state: StateDirectory, record: Record, provider: str) -> None:
         self._record = record
         self._ref = record.ref(provider)
-        self._jobs = state.path(record.id) / "jobs"
+        self._directory = state.path(record.id)
+        self._jobs = self._directory / "jobs"
         self._client = Client(state, record)
 
     @property
     def ref(self) -> SandboxRef:
         """The serialisable handle."""
         return self._ref
+
+    @property
+    def workspace(self) -> Path:
+        """See HostSandbox."""
+        return self._directory / "workspace"
+
+    @property
+    def scratch(self) -> Path:
+        """See HostSandbox."""
+        return self._directory / "scratch"
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """See HostSandbox: a root worker's sandbox has a user of its own."""
+        status = self.workspace.stat()
+        return None if status.st_uid == os.geteuid() else (status.st_uid, status.st_gid)
 
     async def exec(self, command: Command) -> JobResult:
         """Run `command` to its end, or find it by its job id, and return how it ended."""
@@ -234,7 +251,7 @@ class LocalProvider:
     """
 
     name = "local"
-    capabilities = Capabilities(host_bound=True, native_jobs=True, interactive=True)
+    capabilities = Capabilities(host_bound=True, native_jobs=True, interactive=True, host_files=True)
 
     def __init__(self, root: Path, *, bwrap: str | None = None, proxy: Sequence[str] = ()) -> None:
         self._state = StateDirectory(root.absolute())

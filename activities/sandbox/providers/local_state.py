@@ -3,6 +3,7 @@
 <root>/<id>/           one sandbox; it stands there only when it is complete
     workspace/         the agent's files, bound at /workspace
     control.sock       where init listens
+    scratch/          of the harness, while a workspace is restored
     jobs/<job>/        stdout, stderr, exit, and reads when it is a session
     state.json         a Record
     log                what bubblewrap and init said

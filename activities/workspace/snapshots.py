@@ -1,0 +1,229 @@
+"""Snapshots in the store: written packs first and their record last, read back checked.
+
+The record is a blob: msgpack of [version, mode, mtime, xattrs, digest, packs, where, excludes, skipped], the root directory as
+`activities.workspace.tree` describes any other, the patterns that were left out, and [path, reason] of what was skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from activities.store.blobs import BlobStore
+from activities.store.port import ObjectDamaged
+from activities.workspace.ingest import Ingest, Pending, Unreadable
+from activities.workspace.packs import PackWriter, Wanted, compress, read_frames, unpack
+from activities.workspace.tree import (
+    FILE,
+    Directory,
+    Entry,
+    Frame,
+    Pack,
+    Piece,
+    decode_node,
+    encode_node,
+    node_digest,
+    snapshot_id,
+    totals,
+    walk,
+)
+from contracts.snapshot import SnapshotRef
+
+VERSION = 1
+MAX_SKIPPED = 1000
+"""Paths of skipped files that a snapshot lists; it counts all of them."""
+
+Skipped = tuple[bytes, str]
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a workspace holds now: a tree whose pending files still lack their content. Directories that did not change are
+    the very objects of the tree before."""
+
+    root: Directory
+    pending: Sequence[Pending] = ()
+    skipped: list[Skipped] = field(default_factory=list)
+    excludes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Contents:
+    """Content that a run's snapshots have stored, by digest, so that it is not stored again."""
+
+    files: dict[bytes, tuple[Piece, ...]] = field(default_factory=dict)
+    pieces: dict[bytes, Piece] = field(default_factory=dict)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Remember where the content of files is."""
+        for entry in entries:
+            if entry.kind == FILE and entry.pieces:
+                self.files.setdefault(entry.digest, entry.pieces)
+                for piece in entry.pieces:
+                    if piece.frame is not None:
+                        self.pieces.setdefault(piece.digest, piece)
+
+    def file(self, digest: bytes) -> tuple[Piece, ...] | None:
+        """See Known."""
+        return self.files.get(digest)
+
+    def piece(self, digest: bytes) -> Piece | None:
+        """See Known."""
+        return self.pieces.get(digest)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A snapshot as it was read: its whole tree, without content."""
+
+    ref: SnapshotRef
+    root: Directory
+    excludes: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+
+
+class Scanner(Protocol):
+    """Looks at a workspace, in a thread."""
+
+    def scan(self) -> Scan:
+        """Return what the workspace holds."""
+
+
+class SnapshotStore:
+    """Writes and reads snapshots."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self.blobs = blobs
+
+    async def save(self, scan: Scan, contents: Contents, base: SnapshotRef | None) -> SnapshotRef:
+        """Store what is new in `scan` and return the snapshot; that of `base`, with nothing written, if it is the same.
+
+        The reference is returned only when everything it needs is stored. `scan.root` is complete then, and may be the base of
+        the next. Raises StoreError; then nothing refers to what was written, and `scan` is of no further use.
+        """
+        writer = PackWriter(self.blobs, asyncio.get_running_loop())
+        work = asyncio.create_task(asyncio.to_thread(_build, scan, contents, writer))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            writer.stop()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        identity = snapshot_id(scan.root).hex()
+        if base is not None and base.id == identity and base.skipped == len(scan.skipped) and not writer.written:
+            return base
+        files, total_bytes = await asyncio.to_thread(totals, scan.root)
+        record = await self.blobs.put(_encode_record(scan))
+        return SnapshotRef(id=identity, record=record, files=files, total_bytes=total_bytes, skipped=len(scan.skipped))
+
+    async def load(self, ref: SnapshotRef) -> Snapshot:
+        """Read a snapshot's tree. Raises ObjectMissing, or ObjectDamaged naming what is not as it was written."""
+        snapshot, packs = _decode_record(ref, await self.blobs.get(ref.record))
+        level = [snapshot.root]
+        while level:
+            level = await self._load_children(level, packs)
+        return snapshot
+
+    async def _load_children(self, level: list[Directory], packs: dict[bytes, Pack]) -> list[Directory]:
+        waiting: dict[tuple[bytes, int], list[Directory]] = {}
+        wanted: list[Wanted] = []
+        for directory in level:
+            frame = directory.frame
+            if frame is None:
+                raise ObjectDamaged("a directory of the snapshot has no place in the store")
+            key = frame.pack.digest, frame.offset
+            if key not in waiting:
+                wanted.append(Wanted(frame, directory.node_size, directory.node_sha))
+            waiting.setdefault(key, []).append(directory)
+        below: list[Directory] = []
+        async for group in read_frames(self.blobs, wanted):
+            for item, stored in group:
+                for directory in waiting[item.frame.pack.digest, item.frame.offset]:
+                    directory.children = decode_node(unpack(item, stored), item.frame.pack, packs, directory.digest)
+                    below += [child for child in directory.children.values() if isinstance(child, Directory)]
+            await asyncio.sleep(0)
+        return below
+
+
+def _build(scan: Scan, contents: Contents, writer: PackWriter) -> None:
+    try:
+        _fill(scan, contents, writer)
+    finally:
+        writer.end()
+
+
+def _fill(scan: Scan, contents: Contents, writer: PackWriter) -> None:
+    ingest = Ingest(writer, contents)
+    ingest.take(scan.pending)
+    writer.settle()
+    for pending, fault in ingest.lost:
+        del pending.parent.children[pending.name]
+        if isinstance(fault, Unreadable):
+            scan.skipped.append((pending.path, str(fault)))
+    scan.skipped.sort()
+    _store_directory(scan.root, writer)
+    writer.close()
+    writer.settle()
+    # Only now: what the store refused must be stored by the next snapshot.
+    contents.add(pending.entry for pending in scan.pending)
+
+
+def _store_directory(directory: Directory, writer: PackWriter) -> None:
+    """Store a directory and those in it, deepest first. The depth is bounded by whoever scanned."""
+    if directory.frame is not None:
+        return
+    for child in directory.children.values():
+        if isinstance(child, Directory):
+            _store_directory(child, writer)
+    directory.digest = node_digest(directory)
+    before, directory.before = directory.before, None
+    if before is not None and before.digest == directory.digest:
+        directory.frame, directory.node_size, directory.node_sha = before.frame, before.node_size, before.node_sha
+        return
+    if writer.is_full():
+        writer.close()
+        writer.settle()
+    encoded = encode_node(directory, writer.pack)
+    directory.frame = writer.add(compress(encoded))
+    directory.node_size, directory.node_sha = len(encoded), hashlib.sha256(encoded).digest()
+
+
+def _encode_record(scan: Scan) -> bytes:
+    root = scan.root
+    if root.frame is None:
+        raise ValueError("the root is stored before its record")
+    pack = root.frame.pack
+    skipped = [[path, reason] for path, reason in scan.skipped[:MAX_SKIPPED]]
+    xattrs = [list(pair) for pair in root.xattrs]
+    where = [root.frame.offset, root.frame.stored, root.node_size, root.node_sha]
+    own = [VERSION, root.mode, root.mtime, xattrs, root.digest, [pack.digest, pack.size], where]
+    return msgspec.msgpack.encode([*own, list(scan.excludes), skipped])
+
+
+def _decode_record(ref: SnapshotRef, data: bytes) -> tuple[Snapshot, dict[bytes, Pack]]:
+    try:
+        record: list[Any] = msgspec.msgpack.decode(data)
+        version, mode, mtime, xattrs, digest, (pack_digest, pack_size), (offset, stored, size, sha), excludes, skipped = record
+        pack = Pack(pack_digest, pack_size)
+        root = Directory(
+            mode, mtime, tuple((name, value) for name, value in xattrs), {}, digest, Frame(pack, offset, stored), size, sha
+        )
+        found = Snapshot(ref, root, tuple(excludes), tuple((path, reason) for path, reason in skipped))
+        is_right = snapshot_id(root).hex() == ref.id
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise ObjectDamaged(f"blob {ref.record.digest} is no record of a snapshot: {error}") from error
+    if version != VERSION:
+        raise ObjectDamaged(f"blob {ref.record.digest} is a snapshot of format {version}; this version reads {VERSION}")
+    if not is_right:
+        raise ObjectDamaged(f"blob {ref.record.digest} is not the record of snapshot {ref.id}")
+    return found, {pack_digest: pack}
+
+
+def entries_of(root: Directory) -> Iterable[Entry]:
+    """Yield every file and link of a tree."""
+    return (entry for _, entry in walk(root) if isinstance(entry, Entry))
