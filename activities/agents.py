@@ -19,13 +19,14 @@ from temporalio.exceptions import ApplicationError
 
 from activities.model.prices import PriceTable
 from activities.store.blobs import BlobStore
+from activities.store.checkpoints import CheckpointStore, NoCheckpoint, RunStart
 from activities.tools.definitions import compose_instructions, uses_sandbox
 from contracts.activity_names import PREPARE_RUN, ErrorType
 from contracts.agent import ActivityTool, AgentSpec, ShellTool
 from contracts.base import BadInput, contract_digest, explain
 from contracts.blob import BlobRef
 from contracts.prepare import ActivityRoute, PrepareRunInput, PrepareRunResult, ResolvedAgent, RunPlan
-from contracts.run import RunInput
+from contracts.run import Checkpoint, RunInput
 
 
 class AgentDirectory:
@@ -62,12 +63,18 @@ class AgentDirectory:
             raise BadInput(explain(error, f"agent {name!r} ({path})")) from error
 
 
-def resolve(request: RunInput, directory: AgentDirectory, default_model: str) -> ResolvedAgent:
+def resolve(
+    request: RunInput, directory: AgentDirectory, default_model: str, origin: ResolvedAgent | None = None
+) -> ResolvedAgent:
     """Decide everything about a run's agent: the named or inline spec, with the run's overrides, and the model.
 
-    A given budget replaces those of the agent's limits that it names; every other given field replaces the agent's whole.
+    Without either it is that of `origin`, the run that this one goes on from, or the plain agent. A given budget replaces
+    those of the agent's limits that it names; every other given field replaces the agent's whole.
     """
-    spec = directory.load(request.agent) if isinstance(request.agent, str) else (request.agent or AgentSpec())
+    if isinstance(request.agent, str):
+        spec = directory.load(request.agent)
+    else:
+        spec = request.agent or (origin.spec if origin is not None else AgentSpec())
     names = ("manifest", "approvals", "sandbox", "output_schema")
     overrides = {name: value for name in names if (value := getattr(request, name)) is not None}
     if request.budget is not None:
@@ -84,7 +91,8 @@ def resolve(request: RunInput, directory: AgentDirectory, default_model: str) ->
             _check_schema(f"tools.{tool.name}.parameters", tool.parameters)
             if tool.parameters.get("type") != "object":
                 raise BadInput(f"tools.{tool.name}.parameters: must describe an object (type: object); arguments are always one")
-    model = request.model or spec.model or default_model
+    inherited = origin.model if origin is not None and request.agent is None else None
+    model = request.model or inherited or spec.model or default_model
     return ResolvedAgent(spec=spec, model=model, instructions=compose_instructions(spec))
 
 
@@ -151,13 +159,15 @@ class PrepareActivities:
         self._blobs = blobs
         self._prices = prices
         self._default_model = default_model
+        self._checkpoints = CheckpointStore(blobs)
 
     @activity.defn(name=PREPARE_RUN.name)
     async def prepare_run(self, given: PrepareRunInput) -> PrepareRunResult:
         """Resolve and store the agent and the task. Raises ApplicationError `BadInput`, never retried."""
         request = RunInput.model_validate(given.request)
         try:
-            agent = resolve(request, self._directory, self._default_model)
+            origin, start = await self._origin(request)
+            agent = resolve(request, self._directory, self._default_model, origin)
             price_known = self._prices.of(agent.model) is not None
             if agent.spec.budget.cost_usd is not None and not price_known:
                 raise BadInput(
@@ -166,7 +176,7 @@ class PrepareActivities:
                 )
         except BadInput as error:
             raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from None
-        return PrepareRunResult(
+        prepared = PrepareRunResult(
             agent=await self._blobs.put_json(agent.model_dump(mode="json")),
             agent_digest=contract_digest(agent.spec),
             agent_name=agent.spec.name,
@@ -174,7 +184,33 @@ class PrepareActivities:
             plan=plan_of(agent.spec),
             task=await self._blobs.put_text(request.task),
             price_known=price_known,
+            start=start,
         )
+        begun = RunStart(
+            run_id=given.run_id,
+            chain=given.chain,
+            started_at=activity.info().scheduled_time.timestamp(),
+            agent=prepared.agent,
+            agent_digest=prepared.agent_digest,
+            agent_name=prepared.agent_name,
+            task=prepared.task,
+            labels=request.labels,
+            origin=request.from_checkpoint,
+        )
+        await self._checkpoints.begin(begun)
+        return prepared
+
+    async def _origin(self, request: RunInput) -> tuple[ResolvedAgent | None, Checkpoint | None]:
+        """Return the agent and the checkpoint that a run goes on from, if it does. Raises BadInput."""
+        if request.from_checkpoint is None:
+            return None, None
+        if request.manifest is not None:
+            raise BadInput("manifest: a run from a checkpoint has the workspace of that checkpoint; leave the manifest out")
+        try:
+            start, checkpoint = await self._checkpoints.find(request.from_checkpoint)
+        except NoCheckpoint as error:
+            raise BadInput(f"from_checkpoint: {error}") from error
+        return ResolvedAgent.model_validate(json.loads(await self._blobs.get(start.agent))), checkpoint
 
 
 def plan_of(spec: AgentSpec) -> RunPlan:

@@ -23,10 +23,11 @@ from contracts.activity_names import (
     CLOSE_SANDBOX,
     COLLECT_OUTPUTS,
     FETCH_MANIFEST,
-    FILL_WORKSPACE,
     OPEN_SANDBOX,
     PREPARE_RUN,
+    RESTORE_WORKSPACE,
     RUN_SHELL,
+    SNAPSHOT_WORKSPACE,
 )
 from contracts.run import RunState, StatusReport, StepSummary
 
@@ -39,7 +40,18 @@ _ROLES = {
     PREPARE_RUN.name: "workflow",
     CALL_MODEL.name: "model",
     FETCH_MANIFEST.name: "tools",
-    **{stub.name: "sandbox" for stub in (OPEN_SANDBOX, FILL_WORKSPACE, RUN_SHELL, APPLY_PATCH, COLLECT_OUTPUTS, CLOSE_SANDBOX)},
+    **{
+        stub.name: "sandbox"
+        for stub in (
+            OPEN_SANDBOX,
+            RESTORE_WORKSPACE,
+            SNAPSHOT_WORKSPACE,
+            RUN_SHELL,
+            APPLY_PATCH,
+            COLLECT_OUTPUTS,
+            CLOSE_SANDBOX,
+        )
+    },
 }
 """The worker role that takes up each activity."""
 

@@ -9,8 +9,6 @@ from contracts.base import Contract
 from contracts.model import (
     CallModelInput,
     CallModelResult,
-    ExtendTranscriptInput,
-    ExtendTranscriptResult,
     ToolCallInput,
     ToolCallResult,
 )
@@ -19,10 +17,14 @@ from contracts.prepare import (
     CollectOutputsResult,
     FetchManifestInput,
     FetchManifestResult,
-    FillWorkspaceInput,
-    FillWorkspaceResult,
     PrepareRunInput,
     PrepareRunResult,
+    RecordEndInput,
+    RecordEndResult,
+    RestoreWorkspaceInput,
+    RestoreWorkspaceResult,
+    SnapshotWorkspaceInput,
+    SnapshotWorkspaceResult,
 )
 from contracts.sandbox import CloseSandboxInput, CloseSandboxResult, OpenSandboxInput, OpenSandboxResult
 
@@ -41,10 +43,11 @@ class ActivityStub(Generic[Input, Result]):
 
 PREPARE_RUN = ActivityStub("prepare_run", PrepareRunInput, PrepareRunResult)
 CALL_MODEL = ActivityStub("call_model", CallModelInput, CallModelResult)
-EXTEND_TRANSCRIPT = ActivityStub("extend_transcript", ExtendTranscriptInput, ExtendTranscriptResult)
+RECORD_END = ActivityStub("record_end", RecordEndInput, RecordEndResult)
 FETCH_MANIFEST = ActivityStub("fetch_manifest", FetchManifestInput, FetchManifestResult)
 OPEN_SANDBOX = ActivityStub("open_sandbox", OpenSandboxInput, OpenSandboxResult)
-FILL_WORKSPACE = ActivityStub("fill_workspace", FillWorkspaceInput, FillWorkspaceResult)
+RESTORE_WORKSPACE = ActivityStub("restore_workspace", RestoreWorkspaceInput, RestoreWorkspaceResult)
+SNAPSHOT_WORKSPACE = ActivityStub("snapshot_workspace", SnapshotWorkspaceInput, SnapshotWorkspaceResult)
 RUN_SHELL = ActivityStub("run_shell", ToolCallInput, ToolCallResult)
 APPLY_PATCH = ActivityStub("apply_patch", ToolCallInput, ToolCallResult)
 COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)

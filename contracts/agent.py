@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from contracts.base import Contract
-from contracts.manifest import Manifest
+from contracts.manifest import Manifest, check_workspace_path
 from contracts.sandbox import SandboxSpec
 from contracts.usage import Budget
 
@@ -91,11 +92,111 @@ class Verdict(StrEnum):
     FORBID = "forbid"
 
 
+ArgumentPattern = str | int | float | bool | None
+CommandPattern = Annotated[str, Field(min_length=1, max_length=1000)] | Annotated[tuple[str, ...], Field(min_length=1)]
+MAX_RULES = 100
+MAX_PATTERNS = 1000
+"""Of all rules together: a workflow tries them all on every part of a call, and must be quick."""
+
+MAX_RULES_BYTES = 64 * 1024
+"""Of all rules as JSON: a workflow carries them in its history."""
+
+_SHELL_SIGNS = re.compile(r"[;&|<>()`'\"\\\n\r{}]|\$(?=\S)|(?<=\S)[$*]|\*(?=\S)")
+
+
+class ApprovalRule(Contract):
+    """One rule of an approval policy: the calls that it is about, and what happens to them.
+
+    A command pattern is the beginning of a command, word for word: `git status` covers `git status --short`. The word `*`
+    stands for any one word, and `$` as the last word says that no further word may follow. A path pattern is a glob in which
+    `*` stays within one directory and `**` goes through any number of them. An argument pattern is a glob for text, where `*`
+    stands for any text, and the value itself for everything else.
+    """
+
+    tool: ToolName | None = Field(default=None, description="null: shell for `command`, apply_patch for `path`")
+    command: tuple[CommandPattern, ...] = Field(
+        default=(), max_length=100, description="for shell: patterns, each a string of words or a list of words; one must match"
+    )
+    path: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = Field(
+        default=(), max_length=100, description="for apply_patch: globs of files in the workspace; one must match"
+    )
+    arguments: dict[str, ArgumentPattern | tuple[ArgumentPattern, ...]] = Field(
+        default_factory=dict,
+        description="for activity tools: fields of the arguments, each with a pattern or a list of them; all fields must match",
+    )
+    verdict: Verdict
+    reason: str = Field(default="", max_length=500, description="told to the model when forbidden, to the person when asked")
+
+    @property
+    def about(self) -> str:
+        """The name of the tool that the rule is about."""
+        return self.tool or ("shell" if self.command else "apply_patch")
+
+    @property
+    def command_words(self) -> tuple[tuple[str, ...], ...]:
+        """The command patterns as words."""
+        return tuple(tuple(one.split()) if isinstance(one, str) else one for one in self.command)
+
+    @model_validator(mode="after")
+    def _one_matcher_that_fits_the_tool(self) -> ApprovalRule:
+        given = [name for name in ("command", "path", "arguments") if getattr(self, name)]
+        if not given:
+            raise ValueError(
+                "a rule needs command, path or arguments to say which calls it is about; "
+                "for all calls of a tool write approvals.tools, for everything else approvals.default"
+            )
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} in one rule: no tool has both; write a rule for each")
+        (matcher,) = given
+        if matcher == "arguments":
+            if self.tool is None:
+                raise ValueError("arguments without tool: name the activity tool whose arguments they are")
+            if self.tool in ("shell", "apply_patch"):
+                instead = "command" if self.tool == "shell" else "path"
+                raise ValueError(f"arguments with tool {self.tool!r}: they are for activity tools; write {instead} instead")
+        elif self.tool not in (None, only := "shell" if matcher == "command" else "apply_patch"):
+            raise ValueError(f"{matcher} with tool {self.tool!r}: {matcher} is for {only}; write arguments, or tool: {only}")
+        return self
+
+    @model_validator(mode="after")
+    def _patterns_can_match(self) -> ApprovalRule:
+        for given, words in zip(self.command, self.command_words, strict=True):
+            if not words or words[0] in ("", "*", "$"):
+                raise ValueError(f"command {given!r}: its first word must name a program; write for example 'git status'")
+            if "$" in words[:-1]:
+                raise ValueError(f"command {given!r}: the word $ says that no further word follows; write it last")
+            if isinstance(given, str) and (sign := _SHELL_SIGNS.search(given)):
+                raise ValueError(
+                    f"command {given!r}: {sign[0]!r} means something to the shell, and a pattern is plain words of one command; "
+                    "write a pattern for each command, * only as a whole word, or a list of words if the sign belongs to a word"
+                )
+        for path in self.path:
+            try:
+                check_workspace_path(path)
+            except ValueError as error:
+                raise ValueError(f"path {path!r}: {error}; write for example 'src/**'") from None
+        for field, pattern in self.arguments.items():
+            if pattern == ():
+                raise ValueError(f"arguments.{field}: an empty list matches nothing; give a pattern, or leave the field out")
+        return self
+
+
 class ApprovalPolicy(Contract):
-    """What policy says of a tool call, by tool name; `default` for tools that are not named."""
+    """What policy says of a tool call: the first rule that is about it, else its tool's verdict, else `default`."""
 
     default: Verdict = Verdict.ALLOW
     tools: dict[ToolName, Verdict] = Field(default_factory=dict)
+    rules: tuple[ApprovalRule, ...] = Field(default=(), max_length=MAX_RULES, description="in order: the first that fits counts")
+
+    @model_validator(mode="after")
+    def _rules_are_bounded(self) -> ApprovalPolicy:
+        patterns = sum(len(rule.command) + len(rule.path) + len(rule.arguments) for rule in self.rules)
+        if patterns > MAX_PATTERNS:
+            raise ValueError(f"rules: {patterns} patterns together, more than {MAX_PATTERNS}; write fewer, or broader ones")
+        size = sum(len(rule.model_dump_json().encode()) for rule in self.rules)
+        if size > MAX_RULES_BYTES:
+            raise ValueError(f"rules: {size} bytes together, more than {MAX_RULES_BYTES}; write shorter patterns or fewer rules")
+        return self
 
 
 class AgentSpec(Contract):
@@ -122,4 +223,22 @@ class AgentSpec(Contract):
         unknown = sorted(set(self.approvals.tools) - set(names))
         if unknown:
             raise ValueError(f"approvals.tools: no tool is named {unknown[0]!r}; the agent has {', '.join(names) or 'none'}")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_fit_the_tools(self) -> AgentSpec:
+        kinds = {tool_name(tool): tool.type for tool in self.tools}
+        for number, rule in enumerate(self.approvals.rules):
+            where = f"approvals.rules.{number}"
+            if rule.about not in kinds:
+                raise ValueError(
+                    f"{where}: no tool is named {rule.about!r}; the agent has {', '.join(kinds) or 'none'}. "
+                    "Correct the name, or remove the rule"
+                )
+            wanted = "shell" if rule.command else "apply_patch" if rule.path else "activity"
+            if kinds[rule.about] != wanted:
+                raise ValueError(
+                    f"{where}: the tool {rule.about!r} is of type {kinds[rule.about]}, and its rule is for type {wanted}; "
+                    "write arguments for an activity tool, command for shell, path for apply_patch"
+                )
         return self

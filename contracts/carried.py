@@ -12,6 +12,7 @@ from contracts.model import NewItem
 from contracts.prepare import PrepareRunResult
 from contracts.run import StepSummary
 from contracts.sandbox import SandboxRef
+from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget, Usage
 
 KEPT_STEPS = 30
@@ -37,6 +38,11 @@ class CarriedRun(Contract):
     usage: Usage
     started_at: datetime
     sandbox: SandboxRef | None = None
+    snapshot: SnapshotRef | None = None
+    generation: int = Field(default=0, description="how many sandboxes the run has asked for")
+    recoveries: int = 0
+    egress_log: BlobRef | None = None
+    untold: tuple[str, ...] = Field(default=(), description="what became of a sandbox that the model was not told yet")
     sandbox_seconds: float = 0.0
     messages: tuple[str, ...] = ()
     paused_by: str | None = None

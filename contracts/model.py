@@ -9,7 +9,8 @@ from pydantic import Field
 from contracts.base import Contract
 from contracts.blob import BlobRef, Text
 from contracts.sandbox import SandboxRef
-from contracts.usage import CallUsage
+from contracts.snapshot import SnapshotRef
+from contracts.usage import CallUsage, Usage
 
 
 class UserItem(Contract):
@@ -56,15 +57,19 @@ class ToolCall(Contract):
 class CallModelInput(Contract):
     """One model call: the transcript so far, what is new, and who asks.
 
-    `key` is unique to this call in this run, and names the record that makes a retry idempotent.
+    `key` is unique to this call in this run, and names the record that makes a retry idempotent. `chain` is Temporal's first run
+    id of the run; with `usage` and `snapshot` the call has all of the checkpoint before it, and writes it down.
     """
 
     key: str
     run_id: str
+    chain: str
     step: int
     agent: BlobRef
     head: BlobRef | None
     items: tuple[NewItem, ...]
+    usage: Usage = Usage()
+    snapshot: SnapshotRef | None = None
 
 
 class CallModelResult(Contract):
@@ -88,21 +93,6 @@ class CallModelResult(Contract):
     model_label: str | None = None
 
 
-class ExtendTranscriptInput(Contract):
-    """Append to a transcript what no model call has taken up. `step` is the last complete step."""
-
-    run_id: str
-    step: int
-    head: BlobRef | None
-    items: tuple[NewItem, ...]
-
-
-class ExtendTranscriptResult(Contract):
-    """The transcript's new head."""
-
-    head: BlobRef
-
-
 class ToolCallInput(Contract):
     """One tool call to carry out in a sandbox. `job_id` makes a retry find what was already started."""
 
@@ -112,6 +102,7 @@ class ToolCallInput(Contract):
     sandbox: SandboxRef
     agent: BlobRef
     call: ToolCall
+    snapshot: SnapshotRef | None = Field(default=None, description="the run's last one, which the next is built on")
 
 
 class ToolCallResult(Contract):
@@ -120,3 +111,4 @@ class ToolCallResult(Contract):
     output: Text
     summary: str
     failed: bool = False
+    snapshot: SnapshotRef | None = Field(default=None, description="of the workspace after the call")

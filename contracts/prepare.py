@@ -8,8 +8,9 @@ from contracts.agent import AgentSpec, ApprovalPolicy
 from contracts.base import Contract
 from contracts.blob import BlobRef, Text
 from contracts.manifest import OutputSpec
-from contracts.run import ArtifactList
+from contracts.run import ArtifactList, Checkpoint, RunStatus
 from contracts.sandbox import SandboxRef, SandboxSpec
+from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget
 
 
@@ -57,6 +58,7 @@ class PrepareRunInput(Contract):
     """
 
     run_id: str
+    chain: str
     request: dict[str, JsonValue]
 
 
@@ -70,6 +72,7 @@ class PrepareRunResult(Contract):
     plan: RunPlan
     task: Text
     price_known: bool
+    start: Checkpoint | None = Field(default=None, description="the checkpoint of another run that this one goes on from")
 
 
 class FetchManifestInput(Contract):
@@ -80,37 +83,58 @@ class FetchManifestInput(Contract):
 
 
 class FetchManifestResult(Contract):
-    """`tree` is a blob: a JSON array of TreeEntry."""
+    """What the manifest names, as a snapshot of a workspace that holds just that."""
 
-    tree: BlobRef
-    files: int
-    total_bytes: int
+    snapshot: SnapshotRef
 
 
-class TreeEntry(Contract):
-    """One file, directory or link of a tree. `path` is relative to the workspace; an empty directory has no content."""
-
-    path: str
-    kind: str = Field(pattern=r"^(file|directory|symlink)$")
-    mode: int
-    size: int = 0
-    digest: str | None = None
-    target: str | None = None
-
-
-class FillWorkspaceInput(Contract):
-    """Write a tree into a fresh sandbox's workspace."""
+class RestoreWorkspaceInput(Contract):
+    """Make the workspace of a new sandbox what it was at a snapshot. With `keep`, what the provider put into it stays."""
 
     run_id: str
     sandbox: SandboxRef
-    tree: BlobRef
+    agent: BlobRef
+    snapshot: SnapshotRef
+    keep: bool = False
 
 
-class FillWorkspaceResult(Contract):
-    """What was written."""
+class RestoreWorkspaceResult(Contract):
+    """What the workspace is now."""
 
-    files: int
-    total_bytes: int
+    snapshot: SnapshotRef
+
+
+class SnapshotWorkspaceInput(Contract):
+    """Store what the workspace holds. `snapshot` is the run's last one."""
+
+    run_id: str
+    sandbox: SandboxRef
+    agent: BlobRef
+    snapshot: SnapshotRef | None
+
+
+class SnapshotWorkspaceResult(Contract):
+    """The new snapshot, or the last one when nothing changed."""
+
+    snapshot: SnapshotRef
+
+
+class RecordEndInput(Contract):
+    """Write down a run's last checkpoint and how it ended, by which retention knows what to keep of it."""
+
+    run_id: str
+    chain: str
+    checkpoint: Checkpoint
+    status: RunStatus
+    artifacts: ArtifactList = ArtifactList()
+    output: BlobRef | None = None
+    egress_log: BlobRef | None = None
+
+
+class RecordEndResult(Contract):
+    """The checkpoint as it was written: what no model call will take up any more is in the transcript."""
+
+    checkpoint: Checkpoint
 
 
 class CollectOutputsInput(Contract):

@@ -13,6 +13,7 @@ from contracts.blob import BlobRef
 from contracts.manifest import Manifest
 from contracts.model import NewItem
 from contracts.sandbox import SandboxRef, SandboxSpec
+from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget, Usage
 
 MAX_TASK = 256 * 1024
@@ -34,6 +35,18 @@ AgentChoice = Annotated[Annotated[AgentName, Tag("(name)")] | Annotated[AgentSpe
 """The name of an agent in the workers' agent directory, or a whole spec."""
 
 
+class CheckpointChoice(Contract):
+    """A checkpoint of another run, to start from."""
+
+    run_id: str = Field(min_length=1, max_length=1000)
+    step: int | None = Field(default=None, ge=0, description="after which step; null means the last one there is")
+    chain: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Temporal's first run id, where one run id was used more than once; null: the latest",
+    )
+
+
 class RunInput(Contract):
     """What starts a run. Only `task` is required; the rest overrides what the agent says."""
 
@@ -47,6 +60,9 @@ class RunInput(Contract):
     approvals: ApprovalPolicy | None = None
     sandbox: SandboxSpec | None = None
     output_schema: dict[str, JsonValue] | None = None
+    from_checkpoint: CheckpointChoice | None = Field(
+        default=None, description="go on from there, with its agent unless one is given; the task is said to the model next"
+    )
     labels: dict[str, str] = Field(default_factory=dict, description="kept with the run, for the people who look for it")
 
 
@@ -80,6 +96,7 @@ class Checkpoint(Contract):
         default=(), description="what the next model call is to be given, not yet in the transcript"
     )
     usage: Usage = Usage()
+    snapshot: SnapshotRef | None = Field(default=None, description="of the workspace; null while nothing was put into it")
 
 
 class Artifact(Contract):
@@ -119,6 +136,7 @@ class RunResult(Contract):
         default=None, description="the sandbox's network connections, as JSON lines, if it had a network"
     )
     provenance_head: BlobRef | None = Field(default=None, description="the head of the transcript's hash chain")
+    recoveries: int = Field(default=0, description="how often a sandbox was lost and the run went on in another")
 
 
 class RunState(StrEnum):
@@ -167,6 +185,7 @@ class PendingApproval(Contract):
     call_id: str
     arguments: str = Field(description="the arguments, or a preview of them when they are long")
     arguments_digest: str
+    reason: str = Field(default="", description="why policy asks, when a rule says so")
 
 
 class StatusReport(Contract):
@@ -182,6 +201,7 @@ class StatusReport(Contract):
     activity: str = Field(description="what is going on now, one line")
     pending_approvals: tuple[PendingApproval, ...] = ()
     queued_messages: int = 0
+    recoveries: int = Field(default=0, description="how often a sandbox was lost and the run went on in another")
     usage: Usage = Usage()
     budget: Budget = Budget()
     sandbox: SandboxRef | None = None

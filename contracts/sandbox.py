@@ -9,6 +9,7 @@ from pydantic import Field
 
 from contracts.base import Contract
 from contracts.blob import BlobRef
+from contracts.snapshot import SnapshotPolicy
 
 WORKSPACE = "/workspace"
 """Where the workspace lies inside every sandbox."""
@@ -33,7 +34,7 @@ class SandboxLimits(Contract):
     workspace_files: int = Field(
         default=1_000_000, ge=16, le=100_000_000, description="files, directories and links in the workspace"
     )
-    lifetime_seconds: int = Field(default=24 * 3600, ge=60, le=30 * 24 * 3600, description="after which the sandbox is ended")
+    lifetime_seconds: int = Field(default=24 * 3600, ge=10, le=30 * 24 * 3600, description="after which the sandbox is ended")
 
 
 class NetworkPolicy(Contract):
@@ -42,12 +43,24 @@ class NetworkPolicy(Contract):
     allow: tuple[HostPattern, ...] = Field(default=(), max_length=200)
 
 
+ProviderName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+
+
 class SandboxSpec(Contract):
     """What a person asks of a sandbox."""
 
-    provider: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")] = "local"
+    provider: ProviderName = "local"
+    fallback: ProviderName | None = Field(
+        default=None, description="the provider to go on with when the first cannot give a sandbox"
+    )
     limits: SandboxLimits = SandboxLimits()
     network: NetworkPolicy = NetworkPolicy()
+    snapshots: SnapshotPolicy = SnapshotPolicy()
+    idle_seconds: float | None = Field(
+        default=900,
+        ge=1,
+        description="how long a run may wait for people before its sandbox is put away until it goes on; null: never",
+    )
 
 
 class SandboxRef(Contract):
@@ -61,6 +74,10 @@ class SandboxRef(Contract):
     id: str
     nonce: str
     queue: str
+    expires_at: float | None = Field(
+        default=None,
+        description="when its lifetime ends, in seconds since 1970; null when it has none, or it is extended in time",
+    )
 
 
 class JobState(StrEnum):
@@ -113,6 +130,9 @@ class CloseSandboxInput(Contract):
 
     sandbox: SandboxRef
     run_id: str
+    egress: BlobRef | None = Field(
+        default=None, description="the record of the run's earlier sandboxes, which this one's is added to"
+    )
 
 
 class CloseSandboxResult(Contract):

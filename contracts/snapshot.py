@@ -22,6 +22,14 @@ def check_exclude(pattern: str) -> str:
 ExcludePattern = Annotated[str, Field(max_length=1000), AfterValidator(check_exclude)]
 
 
+class SnapshotPolicy(Contract):
+    """What is left out of a run's snapshots, beside what the workspace's own `.caissonignore` names."""
+
+    exclude: tuple[ExcludePattern, ...] = Field(
+        default=(), max_length=MAX_EXCLUDES, description="patterns as .gitignore has them; what they match is gone after a loss"
+    )
+
+
 class SnapshotRef(Contract):
     """One snapshot.
 

@@ -32,12 +32,12 @@ def crews(role: Role, settings: Settings, blobs: BlobStore) -> list[Crew]:
 
 
 def _workflow(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
-    from activities.model.entries import TranscriptActivities
+    from activities.model.entries import RecordActivities
     from workflows.agent_batch import AgentBatch
     from workflows.agent_run import AgentRun
 
     prepare = PrepareActivities(AgentDirectory(settings.agents), blobs, load_prices(settings.prices), settings.model)
-    return [Crew(queues.workflow, [prepare.prepare_run, TranscriptActivities(blobs).extend_transcript], [AgentRun, AgentBatch])]
+    return [Crew(queues.workflow, [prepare.prepare_run, RecordActivities(blobs).record_end], [AgentRun, AgentBatch])]
 
 
 def _model(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
@@ -61,19 +61,22 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
     from activities.sandbox.port import SandboxProvider
     from activities.sandbox.registry import ProviderRegistry, provider_class
     from activities.workspace.activity import WorkspaceActivities
+    from activities.workspace.keeper import WorkspaceKeeper
 
     def local() -> SandboxProvider:
         return provider_class("local")(settings.sandbox_dir, proxy=proxy_command(settings.egress_private))
 
     providers = ProviderRegistry({"local": local})
-    sandbox = SandboxActivities(providers, blobs, queues, settings.sandbox_host)
-    workspace = WorkspaceActivities(providers, blobs)
+    keeper = WorkspaceKeeper(providers, blobs)
+    sandbox = SandboxActivities(providers, blobs, keeper, queues, settings.sandbox_host)
+    workspace = WorkspaceActivities(providers, blobs, keeper)
     everything: list[Callable[..., Any]] = [
         sandbox.open_sandbox,
         sandbox.close_sandbox,
         sandbox.run_shell,
         sandbox.apply_patch,
-        workspace.fill_workspace,
+        workspace.restore_workspace,
+        workspace.snapshot_workspace,
         workspace.collect_outputs,
     ]
     # Commands outlive their worker, so a short grace loses nothing: the next worker finds them running.

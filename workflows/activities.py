@@ -17,12 +17,13 @@ with workflow.unsafe.imports_passed_through():
         CALL_MODEL,
         CLOSE_SANDBOX,
         COLLECT_OUTPUTS,
-        EXTEND_TRANSCRIPT,
         FETCH_MANIFEST,
-        FILL_WORKSPACE,
         OPEN_SANDBOX,
         PREPARE_RUN,
+        RECORD_END,
+        RESTORE_WORKSPACE,
         RUN_SHELL,
+        SNAPSHOT_WORKSPACE,
         ActivityStub,
         ErrorType,
     )
@@ -48,10 +49,11 @@ class _Rule:
 _RULES = {
     PREPARE_RUN.name: _Rule(seconds=60, attempts=5),
     CALL_MODEL.name: _Rule(seconds=600, attempts=10),
-    EXTEND_TRANSCRIPT.name: _Rule(seconds=60, attempts=5),
+    RECORD_END.name: _Rule(seconds=60, attempts=5),
     FETCH_MANIFEST.name: _Rule(seconds=3600, attempts=5),
     OPEN_SANDBOX.name: _Rule(seconds=300, attempts=5),
-    FILL_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
+    RESTORE_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
+    SNAPSHOT_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     RUN_SHELL.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
     APPLY_PATCH.name: _Rule(seconds=300, attempts=10, longest_wait=10),
     COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
@@ -102,7 +104,7 @@ def explain_failure(error: ActivityError) -> tuple[str, str]:
             return (
                 ErrorType.HOST_LOST,
                 f"{error.activity_type}: no sandbox worker of the sandbox's host has answered for {HOST_LOST.seconds} s, so the "
-                "host and the sandbox on it count as lost; start a worker on that host sooner next time, and start the run again",
+                "host and the sandbox on it count as lost; start a sandbox worker on that host or on another one",
             )
         return (
             "Timeout",

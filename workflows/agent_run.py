@@ -15,12 +15,22 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from pydantic import JsonValue
 
-    from contracts.activity_names import CALL_MODEL, EXTEND_TRANSCRIPT, PREPARE_RUN, ErrorType, Queues
+    from contracts.activity_names import CALL_MODEL, PREPARE_RUN, RECORD_END, ErrorType, Queues
     from contracts.blob import Text
     from contracts.carried import CarriedRun
-    from contracts.model import CallModelInput, CallModelResult, ExtendTranscriptInput, NewItem, UserItem
-    from contracts.prepare import PrepareRunInput
-    from contracts.run import RunInput, RunResult, RunState, RunStatus, StatusReport, StepsPage, StepsPageInput, sparse
+    from contracts.model import CallModelInput, CallModelResult, NewItem, NoteItem, UserItem
+    from contracts.prepare import PrepareRunInput, RecordEndInput
+    from contracts.run import (
+        ArtifactList,
+        RunInput,
+        RunResult,
+        RunState,
+        RunStatus,
+        StatusReport,
+        StepsPage,
+        StepsPageInput,
+        sparse,
+    )
     from contracts.usage import Budget, Usage, exceeded
 
 from workflows import judge
@@ -28,7 +38,7 @@ from workflows.activities import call, explain_failure
 from workflows.desk import Desk, parsed, refused
 from workflows.tool_calls import Outcome, ToolCalls
 from workflows.visibility import details, show_progress, show_start
-from workflows.workspace import Workspace
+from workflows.workspace import LOST, Workspace
 
 EVENT_CAP = 10_000
 """Events after which a run continues as new even if the server does not suggest it (the server's limit is 51,200)."""
@@ -54,8 +64,8 @@ class AgentRun:
         self._run_id = workflow.info().workflow_id
         self._queues = Queues(workflow.info().task_queue)
         self._desk = Desk(carried)
-        self._workspace = Workspace(self._queues, self._run_id, carried)
-        self._tools = ToolCalls(self._run_id, self._desk, self._enter, self._seconds_left)
+        self._workspace = Workspace(self._queues, self._run_id, carried, self._show)
+        self._tools = ToolCalls(self._run_id, self._desk, self._workspace, self._enter, self._seconds_left)
         self._carried = carried
         self._state = RunState.PREPARING
         self._activity = "preparing"
@@ -75,7 +85,8 @@ class AgentRun:
         try:
             if self._carried is None:
                 self._carried = await self._prepare(parsed(RunInput, request, "the run's input"))
-                await self._workspace.open(self._carried.prepared, self._show)
+                await self._workspace.open(self._carried.prepared)
+                self._take_workspace()
             return await self._work()
         except (ActivityError, asyncio.CancelledError) as error:
             if is_cancelled_exception(error):
@@ -85,9 +96,7 @@ class AgentRun:
             if not isinstance(error, ActivityError):
                 raise
             kind, reason = explain_failure(error)
-            if kind == ErrorType.HOST_LOST:
-                self._workspace.abandon()
-            result = await self._conclude(RunStatus.FAILED, reason, collect=kind != ErrorType.SANDBOX_GONE)
+            result = await self._conclude(RunStatus.FAILED, reason, collect=kind not in LOST)
             if kind == ErrorType.BAD_INPUT:
                 raise ApplicationError(reason, type=ErrorType.BAD_INPUT, non_retryable=True) from None
             raise ApplicationError(result.reason or reason, result, type=ErrorType.RUN_FAILED, non_retryable=True) from None
@@ -109,8 +118,7 @@ class AgentRun:
             if judged.end is not None:
                 return await self._conclude(judged.end, judged.reason)
 
-            prepared = self._run.prepared
-            outcomes = await self._tools.carry_out(answer.calls, self._run.step, prepared, self._workspace.sandbox)
+            outcomes = await self._tools.carry_out(answer.calls, self._run.step, self._run.prepared)
             self._complete_step(answer, judged, outcomes)
             if workflow.info().is_continue_as_new_suggested() or workflow.info().get_current_history_length() > EVENT_CAP:
                 await self._continue_as_new()
@@ -119,7 +127,7 @@ class AgentRun:
         self._show("resolving the agent")
         prepared = await call(
             PREPARE_RUN,
-            PrepareRunInput(run_id=self._run_id, request=sparse(request)),
+            PrepareRunInput(run_id=self._run_id, chain=workflow.info().first_execution_run_id, request=sparse(request)),
             queue=self._queues.workflow,
             summary=f"prepare: {' '.join(request.task.split())}",
         )
@@ -127,18 +135,20 @@ class AgentRun:
         show_start(prepared.agent_name, prepared.plan.sandbox.provider, parent.workflow_id if parent else None)
         if request.labels:
             workflow.upsert_memo({"labels": request.labels})
+        start = prepared.start
         return CarriedRun(
             prepared=prepared,
             budget=prepared.plan.budget,
-            head=None,
-            items=(UserItem(text=prepared.task.reference()),),
-            step=0,
+            head=start.transcript if start else None,
+            items=(*(start.items if start else ()), UserItem(text=prepared.task.reference())),
+            step=start.step if start else 0,
             usage=Usage(),
             started_at=workflow.info().start_time,
         )
 
     async def _call_model(self) -> CallModelResult:
-        said: list[NewItem] = [UserItem(text=Text(inline=message)) for message in self._desk.read_messages()]
+        said: list[NewItem] = [NoteItem(text=Text(inline=note)) for note in self._workspace.tell()]
+        said += [UserItem(text=Text(inline=message)) for message in self._desk.read_messages()]
         run = self._update(items=(*self._run.items, *said))
         step = run.step + 1
         self._enter(RunState.RUNNING, f"model {run.prepared.model}, step {step}")
@@ -147,10 +157,13 @@ class AgentRun:
             CallModelInput(
                 key=f"{self._run_id}/{workflow.info().run_id}/{step}",
                 run_id=self._run_id,
+                chain=workflow.info().first_execution_run_id,
                 step=step,
                 agent=run.prepared.agent,
                 head=run.head,
                 items=run.items,
+                usage=run.usage,
+                snapshot=run.snapshot,
             ),
             queue=self._queues.model,
             summary=f"model {run.prepared.model} step {step}",
@@ -173,6 +186,7 @@ class AgentRun:
         run = self._run
         usage = run.usage.model_copy(update={"tool_calls": run.usage.tool_calls + len(outcomes)})
         summary = judge.summarise(answer, run.step, [outcome.line for outcome in outcomes])
+        self._take_workspace()
         self._update(
             items=(*(outcome.item for outcome in outcomes), *judged.notes),
             usage=usage,
@@ -188,10 +202,11 @@ class AgentRun:
         self._show("collecting results")
         prepared = self._carried.prepared if self._carried else None
         artifacts, complaint = await self._workspace.close(prepared, collect=collect)
-        if self._carried is not None:
-            self._spend_time()
-            complaint = await self._write_down_rest() or complaint
         answered = self._answer if status in (RunStatus.COMPLETED, RunStatus.REFUSED) else None
+        if self._carried is not None:
+            self._take_workspace()
+            self._spend_time()
+            complaint = await self._write_down(status, answered, artifacts) or complaint
         why = "; ".join(part for part in (reason, complaint) if part) or None
         result = judge.result_of(status, why, self._carried, answered, artifacts)
         self._result = result.model_copy(update={"egress_log": self._workspace.egress_log})
@@ -201,24 +216,34 @@ class AgentRun:
             self._show_progress(RunState.FINISHED)
         return self._result
 
-    async def _write_down_rest(self) -> str | None:
-        """Put into the transcript what no model call will take up any more, such as the outputs of the last step's calls."""
-        run = self._run
-        if not run.items or run.head is None:
-            return None
-        given = ExtendTranscriptInput(run_id=self._run_id, step=run.step, head=run.head, items=run.items)
+    async def _write_down(self, status: RunStatus, answered: CallModelResult | None, artifacts: ArtifactList) -> str | None:
+        """Write down the last checkpoint and the end, and into the transcript what no model call will take up any more."""
+        given = RecordEndInput(
+            run_id=self._run_id,
+            chain=workflow.info().first_execution_run_id,
+            checkpoint=judge.checkpoint_of(self._run),
+            status=status,
+            artifacts=artifacts,
+            output=answered.text.blob if answered is not None and answered.text is not None else None,
+            egress_log=self._workspace.egress_log,
+        )
         try:
-            written = await call(EXTEND_TRANSCRIPT, given, queue=self._queues.workflow, summary="write down the last outputs")
+            written = await call(RECORD_END, given, queue=self._queues.workflow, summary="write down the end")
         except ActivityError as error:
-            return f"the transcript lacks the last outputs: {explain_failure(error)[1]}"
-        self._update(head=written.head, items=())
+            return f"the last checkpoint was not written down: {explain_failure(error)[1]}"
+        self._update(head=written.checkpoint.transcript, items=written.checkpoint.items)
         return None
+
+    def _take_workspace(self) -> None:
+        self._update(**self._workspace.pack())
 
     async def _wait_while_paused(self) -> None:
         if not self._desk.holds():
             return
         self._enter(RunState.PAUSED, f"paused {self._desk.paused_by}")
-        await self._desk.wait(lambda: not self._desk.holds(), self._seconds_left)
+        waiting = self._desk.wait(lambda: not self._desk.holds(), self._seconds_left)
+        await self._workspace.while_waiting(self._run.prepared, waiting)
+        self._take_workspace()
         self._enter(RunState.RUNNING, "resumed")
 
     async def _continue_as_new(self) -> None:
@@ -281,6 +306,7 @@ class AgentRun:
             activity=self._activity,
             pending_approvals=tuple(self._desk.pending.values()),
             queued_messages=len(self._desk.messages),
+            recoveries=self._workspace.recoveries,
             usage=run.usage if run else Usage(),
             budget=self._desk.foreseen(run.budget) if run else Budget(),
             sandbox=self._workspace.sandbox,

@@ -101,7 +101,7 @@ def kept(steps: tuple[StepSummary, ...], new: StepSummary) -> tuple[StepSummary,
 
 def checkpoint_of(run: CarriedRun) -> Checkpoint:
     """Return what is needed to continue a run from here."""
-    return Checkpoint(step=run.step, transcript=run.head, items=run.items, usage=run.usage)
+    return Checkpoint(step=run.step, transcript=run.head, items=run.items, usage=run.usage, snapshot=run.snapshot)
 
 
 def result_of(
@@ -127,4 +127,5 @@ def result_of(
         model=run.prepared.model,
         model_label=run.model_label,
         provenance_head=run.head,
+        recoveries=run.recoveries,
     )

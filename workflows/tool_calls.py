@@ -12,9 +12,10 @@ from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_cancelled_exception
 
-from workflows.activities import call, explain_failure
+from workflows.activities import explain_failure
 from workflows.desk import Desk
 from workflows.policy import decide
+from workflows.workspace import Workspace
 
 with workflow.unsafe.imports_passed_through():
     from pydantic import JsonValue
@@ -25,10 +26,12 @@ with workflow.unsafe.imports_passed_through():
     from contracts.model import ToolCall, ToolCallInput, ToolOutputItem
     from contracts.prepare import ActivityRoute, PrepareRunResult
     from contracts.run import PendingApproval, RunState
-    from contracts.sandbox import SandboxRef
 
 MAX_PARALLEL = 8
 """Activity tools of one step that run at the same time."""
+
+SNAPSHOT_SECONDS = 600
+"""What a call in the sandbox may take beside its command: mostly for the snapshot after it."""
 
 _SANDBOX_TOOLS = {"shell": RUN_SHELL, "apply_patch": APPLY_PATCH}
 
@@ -45,16 +48,20 @@ class ToolCalls:
     """Carries out calls for one run."""
 
     def __init__(
-        self, run_id: str, desk: Desk, enter: Callable[[RunState, str], None], seconds_left: Callable[[], float | None]
+        self,
+        run_id: str,
+        desk: Desk,
+        workspace: Workspace,
+        enter: Callable[[RunState, str], None],
+        seconds_left: Callable[[], float | None],
     ) -> None:
         self._run_id = run_id
         self._desk = desk
+        self._workspace = workspace
         self._enter = enter
         self._seconds_left = seconds_left
 
-    async def carry_out(
-        self, calls: Sequence[ToolCall], step: int, prepared: PrepareRunResult, sandbox: SandboxRef | None
-    ) -> list[Outcome]:
+    async def carry_out(self, calls: Sequence[ToolCall], step: int, prepared: PrepareRunResult) -> list[Outcome]:
         """Return one outcome for each call, in the order of the calls.
 
         Calls on the workspace run one after the other, in order, since each may need what the one before it did; calls of
@@ -65,11 +72,11 @@ class ToolCalls:
 
         async def in_order(numbers: list[int]) -> None:
             for n in numbers:
-                outcomes[n] = await self._one(n, calls[n], step, prepared, sandbox)
+                outcomes[n] = await self._one(n, calls[n], step, prepared)
 
         async def beside(n: int) -> None:
             async with slots:
-                outcomes[n] = await self._one(n, calls[n], step, prepared, sandbox)
+                outcomes[n] = await self._one(n, calls[n], step, prepared)
 
         routed = [n for n, one in enumerate(calls) if one.name in prepared.plan.activity_tools]
         rest = [n for n in range(len(calls)) if n not in routed]
@@ -85,7 +92,7 @@ class ToolCalls:
             raise
         return [outcomes[n] for n in range(len(calls))]
 
-    async def _one(self, n: int, one: ToolCall, step: int, prepared: PrepareRunResult, sandbox: SandboxRef | None) -> Outcome:
+    async def _one(self, n: int, one: ToolCall, step: int, prepared: PrepareRunResult) -> Outcome:
         if one.fault is not None:
             return _told(one, one.fault, f"{one.name}: not run")
         denial = await self._denied(n, one, step, prepared)
@@ -95,46 +102,47 @@ class ToolCalls:
         route = prepared.plan.activity_tools.get(one.name)
         if route is not None:
             return await self._activity_tool(one, route)
-        if sandbox is None:
+        if not prepared.plan.needs_sandbox:
             return _told(one, f"{one.name}: this run has no sandbox", f"{one.name}: no sandbox")
-        stub = _SANDBOX_TOOLS[one.name]
-        done = await call(
-            stub,
-            ToolCallInput(
+        done = await self._workspace.carry_out(
+            prepared,
+            _SANDBOX_TOOLS[one.name],
+            lambda sandbox, snapshot: ToolCallInput(
                 run_id=self._run_id,
                 step=step,
                 job_id=f"{self._run_id}/{workflow.info().run_id}/{step}/{n}",
                 sandbox=sandbox,
                 agent=prepared.agent,
                 call=one.model_copy(update={"arguments": one.arguments.reference()}),
+                snapshot=snapshot,
             ),
-            queue=sandbox.queue,
             summary=one.summary.removeprefix("apply_patch "),
-            seconds=prepared.plan.shell_seconds + 60,
-            on_host=True,
+            seconds=prepared.plan.shell_seconds + SNAPSHOT_SECONDS,
         )
+        self._workspace.snapshot = done.snapshot
         return Outcome(ToolOutputItem(call_id=one.call_id, output=done.output.reference()), done.summary)
 
     async def _denied(self, n: int, one: ToolCall, step: int, prepared: PrepareRunResult) -> str | None:
         """Return why a call may not run, or None when it may. Waiting for a person holds no worker."""
-        match decide(prepared.plan.approvals, one):
+        ruling = decide(prepared.plan.approvals, one)
+        match ruling.verdict:
             case Verdict.ALLOW:
                 return None
             case Verdict.FORBID:
-                return f"{one.name}: forbidden by policy; it was not run. Find another way, or say that it is needed"
+                why = f": {ruling.reason.rstrip('.')}" if ruling.reason else ""
+                return f"{one.name}: forbidden by policy{why}; it was not run. Find another way, or say that it is needed"
             case Verdict.PROMPT:
                 self._enter(RunState.AWAITING_APPROVAL, f"waiting for approval: {one.summary}")
-                decision = await self._desk.decision_on(
-                    PendingApproval(
-                        approval_id=f"{step}.{n}",
-                        step=step,
-                        tool=one.name,
-                        call_id=one.call_id,
-                        arguments=one.arguments.shown(),
-                        arguments_digest=one.arguments_digest,
-                    ),
-                    self._seconds_left,
+                asked = PendingApproval(
+                    approval_id=f"{step}.{n}",
+                    step=step,
+                    tool=one.name,
+                    call_id=one.call_id,
+                    arguments=one.arguments.shown(),
+                    arguments_digest=one.arguments_digest,
+                    reason=ruling.reason,
                 )
+                decision = await self._workspace.while_waiting(prepared, self._desk.decision_on(asked, self._seconds_left))
                 if decision is None:
                     return f"{one.name}: not run, because the run ends before anybody decided"
                 if decision.allow:

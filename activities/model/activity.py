@@ -20,10 +20,12 @@ from activities.model.prices import PriceTable
 from activities.model.request import Reply, build_request, read_reply, sendable
 from activities.model.transcript import Entry, TranscriptStore
 from activities.store.blobs import BlobStore
+from activities.store.checkpoints import CheckpointStore
 from activities.tools.definitions import definitions
 from contracts.activity_names import CALL_MODEL
 from contracts.model import CallModelInput, CallModelResult
 from contracts.prepare import ResolvedAgent
+from contracts.run import Checkpoint
 
 _ANSWER_INLINE = 32 * 1024
 """Bytes of an answer's text carried inline: a result is read by people and services without the store where that is possible."""
@@ -38,6 +40,7 @@ class ModelActivities:
         self._prices = prices
         self._agents = AgentReader(blobs)
         self._transcripts = TranscriptStore(blobs)
+        self._checkpoints = CheckpointStore(blobs)
 
     @activity.defn(name=CALL_MODEL.name)
     async def call_model(self, call: CallModelInput) -> CallModelResult:
@@ -49,6 +52,7 @@ class ModelActivities:
         async with beating() as beat:
             recorded = await self._blobs.get_record(f"model-call/{call.key}")
             if recorded is None:
+                await self._checkpoints.put(call.run_id, call.chain, _checkpoint_before(call))
                 result = await self._call(call, beat)
                 recorded = await self._blobs.put_record(f"model-call/{call.key}", result.model_dump(mode="json"))
             return CallModelResult.model_validate(recorded)
@@ -102,6 +106,10 @@ class ModelActivities:
         except Exception as error:  # noqa: BLE001 - translate() decides what each means
             # The message holds the causes; a chain of stack traces would only bury it.
             raise translate(error) from None
+
+
+def _checkpoint_before(call: CallModelInput) -> Checkpoint:
+    return Checkpoint(step=call.step - 1, transcript=call.head, items=call.items, usage=call.usage, snapshot=call.snapshot)
 
 
 def _call_ids(entries: Sequence[Entry]) -> set[str]:

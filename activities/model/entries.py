@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from temporalio import activity
@@ -9,8 +10,10 @@ from temporalio import activity
 from activities.heartbeat import beating
 from activities.model.transcript import Entry, Origin, TranscriptStore
 from activities.store.blobs import BlobStore
-from contracts.activity_names import EXTEND_TRANSCRIPT
-from contracts.model import ExtendTranscriptInput, ExtendTranscriptResult, NewItem, NoteItem, ToolOutputItem, UserItem
+from activities.store.checkpoints import CheckpointStore, RunEnd
+from contracts.activity_names import RECORD_END
+from contracts.model import NewItem, NoteItem, ToolOutputItem, UserItem
+from contracts.prepare import RecordEndInput, RecordEndResult
 
 
 async def entries_of(items: Sequence[NewItem], step: int, blobs: BlobStore) -> tuple[Entry, ...]:
@@ -34,16 +37,30 @@ async def _message(step: int, origin: Origin, role: str, item: UserItem | NoteIt
     return Entry(step, origin, {"type": "message", "role": role, "content": content})
 
 
-class TranscriptActivities:
-    """Writes a transcript without asking a model."""
+class RecordActivities:
+    """Writes down how runs end."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
+        self._checkpoints = CheckpointStore(blobs)
 
-    @activity.defn(name=EXTEND_TRANSCRIPT.name)
-    async def extend_transcript(self, given: ExtendTranscriptInput) -> ExtendTranscriptResult:
-        """Append items, so that a run that ends after its tool calls keeps what they gave. Repeating it gives the same head."""
+    @activity.defn(name=RECORD_END.name)
+    async def record_end(self, given: RecordEndInput) -> RecordEndResult:
+        """Append the last items to the transcript, then write the checkpoint and the end. Repeating it gives the same."""
         async with beating():
-            entries = await entries_of(given.items, given.step + 1, self._blobs)
-            head = await TranscriptStore(self._blobs).append(given.head, entries, None)
-            return ExtendTranscriptResult(head=head)
+            last = given.checkpoint
+            if last.items:
+                entries = await entries_of(last.items, last.step + 1, self._blobs)
+                head = await TranscriptStore(self._blobs).append(last.transcript, entries, None)
+                last = last.model_copy(update={"transcript": head, "items": ()})
+            await self._checkpoints.put(given.run_id, given.chain, last)
+            end = RunEnd(
+                status=given.status,
+                ended_at=time.time(),
+                steps=last.step,
+                artifacts=given.artifacts,
+                output=given.output,
+                egress_log=given.egress_log,
+            )
+            await self._checkpoints.end(given.run_id, given.chain, end)
+            return RecordEndResult(checkpoint=last)

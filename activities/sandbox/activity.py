@@ -20,6 +20,7 @@ from activities.sandbox.shell import ShellCall
 from activities.store.blobs import BlobStore
 from activities.tools.patch_activity import patch_workspace
 from activities.tools.shell import read_shell
+from activities.workspace.keeper import WorkspaceKeeper
 from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, OPEN_SANDBOX, RUN_SHELL, Queues
 from contracts.agent import ShellTool
 from contracts.model import ToolCallInput, ToolCallResult
@@ -32,6 +33,7 @@ from contracts.sandbox import (
     OpenSandboxResult,
     SandboxRef,
 )
+from contracts.snapshot import SnapshotRef
 
 _PROGRESS_SECONDS = 1.0
 _TAIL = 2000
@@ -49,8 +51,9 @@ async def sandbox_errors() -> AsyncIterator[None]:
 class SandboxActivities:
     """Works in sandboxes; holds no model key and no store credential but the blob store's."""
 
-    def __init__(self, providers: ProviderRegistry, blobs: BlobStore, queues: Queues, host: str) -> None:
+    def __init__(self, providers: ProviderRegistry, blobs: BlobStore, keeper: WorkspaceKeeper, queues: Queues, host: str) -> None:
         self._providers = providers
+        self._keeper = keeper
         self._blobs = blobs
         self._queues = queues
         self._host = host
@@ -76,8 +79,10 @@ class SandboxActivities:
         """End the sandbox and everything in it, once the record of its connections is kept."""
         async with beating(), sandbox_errors():
             provider = self._providers.get(closing.sandbox.provider)
-            egress = await keep_egress(self._blobs, closing.sandbox, await provider.egress_log(closing.sandbox))
+            log = await provider.egress_log(closing.sandbox)
+            egress = await keep_egress(self._blobs, closing.sandbox, log, closing.egress)
             await provider.kill(closing.sandbox)
+            self._keeper.forget(closing.sandbox)
             return CloseSandboxResult(egress=egress)
 
     @activity.defn(name=RUN_SHELL.name)
@@ -91,10 +96,12 @@ class SandboxActivities:
             shell = ShellCall(sandbox, sessions, given, tool, read_shell(arguments, tool))
             async with _watched(sandbox, shell.job_id, beat):
                 shown = await shell.carry_out()
+            # The step and its snapshot are one: the model is told of nothing that a lost sandbox could take back.
             return ToolCallResult(
                 output=await self._blobs.put_text(shown.text),
                 summary=f"{given.call.summary} → {shown.text.splitlines()[0]}"[:200],
                 failed=shown.failed,
+                snapshot=await self._snapshot(sandbox, given),
             )
 
     @activity.defn(name=APPLY_PATCH.name)
@@ -104,7 +111,16 @@ class SandboxActivities:
             patch = json.loads(await self._blobs.get_text(given.call.arguments))["patch"]
             sandbox = await self._attach(given.sandbox)
             text, failed = await patch_workspace(sandbox, self._blobs, given.job_id, patch)
-            return ToolCallResult(output=await self._blobs.put_text(text), summary=given.call.summary, failed=failed)
+            return ToolCallResult(
+                output=await self._blobs.put_text(text),
+                summary=given.call.summary,
+                failed=failed,
+                snapshot=await self._snapshot(sandbox, given),
+            )
+
+    async def _snapshot(self, sandbox: Sandbox, given: ToolCallInput) -> SnapshotRef:
+        policy = (await self._agents.get(given.agent)).spec.sandbox.snapshots
+        return await self._keeper.snapshot(sandbox, given.snapshot, policy.exclude)
 
     async def _attach(self, ref: SandboxRef) -> Sandbox:
         return await self._providers.attach(ref)

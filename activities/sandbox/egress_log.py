@@ -15,19 +15,25 @@ _log = structlog.stdlib.get_logger("caisson.egress")
 SHOWN = 100
 
 
-async def keep_egress(blobs: BlobStore, sandbox: SandboxRef, data: bytes) -> BlobRef | None:
-    """Store a record and return its name; None when there is none. Logs a line for what was refused.
+async def keep_egress(blobs: BlobStore, sandbox: SandboxRef, data: bytes, before: BlobRef | None = None) -> BlobRef | None:
+    """Store a record, after that of the run's sandboxes before, and return its name; None when there is none.
 
-    A closing that is repeated after the sandbox is gone finds no record there any more, and gets the one that was kept.
+    Logs a line for what was refused. A closing that is repeated after the sandbox is gone finds no record there any more, and
+    gets the one that was kept.
     """
     name = f"egress/{sandbox.provider}/{sandbox.id}/{sandbox.nonce}"
     if not data:
         kept = await blobs.get_record(name)
-        return BlobRef.model_validate(kept) if kept is not None else None
+        return BlobRef.model_validate(kept) if kept is not None else before
     for (host, port, reason), times in refusals(data).most_common(SHOWN):
         _log.warning("connection refused", sandbox=sandbox.id, host=host, port=port, reason=reason, times=times)
-    kept = await blobs.put_record(name, (await blobs.put(data)).model_dump(mode="json"))
+    whole = data if before is None else _whole_lines(await blobs.get(before)) + data
+    kept = await blobs.put_record(name, (await blobs.put(whole)).model_dump(mode="json"))
     return BlobRef.model_validate(kept)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
 
 
 def refusals(data: bytes) -> Counter[tuple[str | None, int | None, str]]:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 
 from pydantic import JsonValue
 
@@ -33,6 +34,17 @@ class BlobStore:
         """Store bytes whose name the caller has made of them already, in a thread of its own."""
         if not await self.has(ref):
             await self.objects.put(_blob_key(ref), data)
+
+    async def put_surely(self, ref: BlobRef, data: bytes) -> None:
+        """Store bytes as `put_as` does, but do not trust what is there already: read it, and write it again if it is damaged.
+
+        For what other blobs will lean on for long, and what is hardly ever there before.
+        """
+        if await self.has(ref):
+            with suppress(ObjectDamaged, ObjectMissing):
+                await self.get(ref)
+                return
+        await self.objects.put(_blob_key(ref), data)
 
     async def has(self, ref: BlobRef) -> bool:
         """Whether the store has a blob, whole as far as its size tells."""

@@ -22,7 +22,8 @@ async def patch_workspace(sandbox: Sandbox, blobs: BlobStore, job_id: str, patch
     The plan (every file's new content) is recorded before the first file changes. A retry finds it and makes the same changes
     again, which gives the same files whatever the interrupted attempt had done.
     """
-    name = f"patch/{job_id}"
+    # A new sandbox has the files of the last snapshot, which may not be those that a plan for a lost one was made for.
+    name = f"patch/{job_id}/{sandbox.ref.id}/{sandbox.ref.nonce}"
     recorded = await blobs.get_record(name)
     if recorded is None:
         try:

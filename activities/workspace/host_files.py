@@ -56,20 +56,30 @@ def _open_step_by_step(root: int, path: bytes, flags: int) -> int:
         os.close(here)
 
 
-def open_content(root: int, path: bytes) -> Content:
+def open_folder(root: int, path: bytes) -> int:
+    """Open a directory to reach the files in it. Raises Vanished or Unreadable."""
+    try:
+        return open_below(root, path, OPEN_DIRECTORY) if path else os.dup(root)
+    except OSError as error:
+        raise _lost(error) from error
+
+
+def open_content(folder: int, name: str) -> Content:
     """Open a regular file to read its content. Raises Vanished when it is none any more, Unreadable when it may not be read."""
     try:
-        fd = open_below(root, path, OPEN_FILE)
+        fd = os.open(name, OPEN_FILE, dir_fd=folder)
     except OSError as error:
-        if error.errno in GONE:
-            raise Vanished from error
-        raise Unreadable(error.strerror or "it cannot be opened") from error
+        raise _lost(error) from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise Vanished
     extents = _extents(fd, status.st_size) if status.st_blocks * 512 < status.st_size else None
-    return Content(fd, status.st_size, status.st_mtime_ns, status.st_mode & PERMISSIONS, xattrs_of(fd), extents)
+    return Content(fd, status.st_size, status.st_mtime_ns, status.st_mode & PERMISSIONS, xattrs_of(fd), extents, status.st_ino)
+
+
+def _lost(error: OSError) -> Vanished | Unreadable:
+    return Vanished() if error.errno in GONE else Unreadable(error.strerror or "it cannot be opened")
 
 
 def xattrs_of(fd: int) -> Xattrs:

@@ -17,7 +17,7 @@ from typing import Protocol
 from pyfastcdc import FastCDC
 
 from activities.workspace.packs import PackWriter, compress, compress_all
-from activities.workspace.tree import Directory, Entry, Piece, Xattrs
+from activities.workspace.tree import FILE, Directory, Entry, Piece, Xattrs
 
 WHOLE_BYTES = 1 << 20
 """Files up to this size are one piece."""
@@ -50,20 +50,34 @@ class Content:
     mode: int
     xattrs: Xattrs = ()
     extents: Sequence[tuple[int, int]] | None = None
+    inode: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A further name of a file that is to be read, which becomes the file should the name before it have gone."""
+
+    path: bytes
+    parent: Directory
+    name: bytes
+    entry: Entry
+    open: Callable[[], Content]
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A file whose content is to be read into `entry`. `open` raises Vanished or Unreadable; `done` is told whether it stayed
-    the same while it was read."""
+    """A file whose content is to be read into `entry`. `open` raises Vanished or Unreadable; `settle` is called when it has
+    been read, and is still open."""
 
     path: bytes
     parent: Directory
     name: bytes
     entry: Entry
     size: int
+    inode: int
     open: Callable[[], Content]
-    settle: Callable[[Content | None], None] | None = None
+    settle: Callable[[Content], None] | None = None
+    links: Sequence[Link] = ()
 
 
 class Known(Protocol):
@@ -92,14 +106,29 @@ class Ingest:
         self._writer = writer
         self._known = known
         self._fresh: dict[bytes, Piece] = {}
+        self._promoted: list[Pending] = []
         self.lost: list[tuple[Pending, Exception]] = []
 
     def take(self, pending: Sequence[Pending]) -> None:
         """Read all of them. Raises whatever the store raised."""
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="snapshot") as pool:
-            large = self._take_small([item for item in pending if item.size <= WHOLE_BYTES], pool)
-            for item in (*large, *(item for item in pending if item.size > WHOLE_BYTES)):
-                self._take_large(item, pool)
+            while pending:
+                large = self._take_small([item for item in pending if item.size <= WHOLE_BYTES], pool)
+                for item in (*large, *(item for item in pending if item.size > WHOLE_BYTES)):
+                    self._take_large(item, pool)
+                pending, self._promoted = self._promoted, []
+
+    def _open(self, item: Pending) -> Content | None:
+        """Open a file, or note that it is lost. Links that its name is no longer a name of go on without it."""
+        try:
+            content = item.open()
+        except (Vanished, Unreadable) as fault:
+            self.lost.append((item, fault))
+            content = None
+        if item.links and (content is None or content.inode != item.inode):
+            self._promoted.append(_next_of(item, item.links))
+            item.links = ()
+        return content
 
     def _take_small(self, pending: list[Pending], pool: ThreadPoolExecutor) -> list[Pending]:
         """Read small files one by one here, and hash and compress them beside that. Return those that turn out large."""
@@ -108,11 +137,10 @@ class Ingest:
         for batch in _batches(pending):
             reads: list[_Read] = []
             for item in batch:
-                try:
-                    content, data = _read_small(item)
-                except (Vanished, Unreadable) as fault:
-                    self.lost.append((item, fault))
+                content = self._open(item)
+                if content is None:
                     continue
+                data = _read_small(item, content)
                 if len(data) > WHOLE_BYTES:
                     large.append(item)
                 else:
@@ -146,10 +174,8 @@ class Ingest:
         return (fresh,) if fresh is not None else self._known.file(digest)
 
     def _take_large(self, item: Pending, pool: ThreadPoolExecutor) -> None:
-        try:
-            content = item.open()
-        except (Vanished, Unreadable) as fault:
-            self.lost.append((item, fault))
+        content = self._open(item)
+        if content is None:
             return
         try:
             whole = hashlib.sha256()
@@ -212,9 +238,8 @@ def _batches(pending: list[Pending]) -> Iterator[list[Pending]]:
         yield batch
 
 
-def _read_small(item: Pending) -> tuple[Content, bytes]:
-    """Read a whole file, or a little more than the most that counts as small. Raises Vanished or Unreadable."""
-    content = item.open()
+def _read_small(item: Pending, content: Content) -> bytes:
+    """Read a whole file, or a little more than the most that counts as small, and close it."""
     try:
         # One byte more than it has, so that a file which grew meanwhile shows it.
         data = os.read(content.fd, content.size + 1)
@@ -225,7 +250,16 @@ def _read_small(item: Pending) -> tuple[Content, bytes]:
             item.settle(content)
     finally:
         os.close(content.fd)
-    return content, data
+    return data
+
+
+def _next_of(item: Pending, links: Sequence[Link]) -> Pending:
+    """Make the first of the links of a file the file that the others are links of."""
+    first, *others = links
+    first.entry.kind, first.entry.target = FILE, b""
+    for link in others:
+        link.entry.target = first.path
+    return Pending(first.path, first.parent, first.name, first.entry, item.size, item.inode, first.open, None, others)
 
 
 def _pieces_of(content: Content) -> Iterator[bytes | int]:

@@ -10,14 +10,18 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
-from activities.sandbox.port import HostSandbox, Sandbox, SandboxGone
+from activities.sandbox.port import HostSandbox, Sandbox, SandboxGone, SandboxUnavailable
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
+from activities.workspace.remote_scan import RemoteWorkspace
 from activities.workspace.restore import move_into, restore_tree
 from activities.workspace.scan import HostScanner, Seen
 from activities.workspace.snapshots import Contents, Snapshot, SnapshotStore, entries_of
+from activities.workspace.threads import to_end
+from contracts.sandbox import SandboxRef
 from contracts.snapshot import SnapshotRef
 
 REMEMBERED = 32
@@ -55,7 +59,13 @@ class WorkspaceKeeper:
                 if base is not None:
                     tree = await self.store.load(base)
                     known.contents.add(entries_of(tree.root))
-            return await self._snapshot_on_host(_on_host(sandbox), known, base, tree, excludes)
+            if self._is_on_host(sandbox):
+                return await self._snapshot_on_host(_on_host(sandbox), known, base, tree, excludes)
+            remote = RemoteWorkspace(sandbox)
+            async with remote.scan(known.seen, tree.root if tree is not None else None, excludes) as (scan, seen):
+                ref = await self.store.save(scan, known.contents, base)
+            known.seen, known.ref = seen, ref
+            return ref
 
     async def restore(
         self,
@@ -74,28 +84,32 @@ class WorkspaceKeeper:
         known = self._of(sandbox)
         async with known.lock:
             tree = await self.store.load(ref)
+            if not self._is_on_host(sandbox):
+                known.seen, known.ref = None, None
+                remote = RemoteWorkspace(sandbox)
+                count, known.seen = await remote.restore(self.store.blobs, tree.root, excludes, keep=keep, progress=progress)
+                known.contents.add(entries_of(tree.root))
+                known.ref = None if known.seen is None else ref
+                return count
             host = _on_host(sandbox)
             place, trash = host.scratch / "restored", host.scratch / "replaced"
             try:
                 count = await restore_tree(self.store.blobs, tree.root, place, owner=host.owner, progress=progress)
-                await asyncio.to_thread(move_into, place, host.workspace, trash, keep=keep)
+                known.seen, known.ref = None, None
+                await to_end(partial(move_into, place, host.workspace, trash, keep=keep))
+                known.contents.add(entries_of(tree.root))
+                if not keep:
+                    known.seen = await to_end(_look_at_restored, host, excludes, tree)
+                    known.ref = None if known.seen is None else ref
             except FileNotFoundError as error:
                 raise SandboxGone(f"sandbox {sandbox.ref.id} went away while its workspace was restored") from error
-            known.seen, known.ref = None, None
-            known.contents.add(entries_of(tree.root))
-            if not keep:
-                scanner = HostScanner(host.workspace, excludes, None, tree.root, restored=True)
-                try:
-                    scan = await asyncio.to_thread(scanner.scan)
-                finally:
-                    scanner.close()
-                if not scan.pending:
-                    known.seen, known.ref = scanner.seen, ref
+            except OSError as error:
+                raise SandboxUnavailable(f"the workspace of {sandbox.ref.id} cannot be replaced: {error}") from error
             return count
 
-    def forget(self, sandbox_id: str) -> None:
+    def forget(self, sandbox: SandboxRef) -> None:
         """Drop what is known of a sandbox that is gone."""
-        self._known.pop(sandbox_id, None)
+        self._known.pop(sandbox.id + sandbox.nonce, None)
 
     async def _snapshot_on_host(
         self,
@@ -112,7 +126,7 @@ class WorkspaceKeeper:
         except FileNotFoundError as error:
             raise SandboxGone(f"sandbox {host.ref.id} is gone, and its workspace with it") from error
         try:
-            scan = await asyncio.to_thread(scanner.scan)
+            scan = await to_end(scanner.scan)
             ref = await self.store.save(scan, known.contents, base)
         finally:
             scanner.close()
@@ -121,6 +135,9 @@ class WorkspaceKeeper:
         known.seen, known.ref = scanner.seen, ref
         return ref
 
+    def _is_on_host(self, sandbox: Sandbox) -> bool:
+        return self._providers.get(sandbox.ref.provider).capabilities.host_files
+
     def _of(self, sandbox: Sandbox) -> _Known:
         key = sandbox.ref.id + sandbox.ref.nonce
         known = self._known.setdefault(key, _Known())
@@ -128,6 +145,16 @@ class WorkspaceKeeper:
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return known
+
+
+def _look_at_restored(host: HostSandbox, excludes: tuple[str, ...], tree: Snapshot) -> Seen | None:
+    """Return what a scan of a workspace that was just restored sees, or None when it is not surely what was restored."""
+    scanner = HostScanner(host.workspace, excludes, None, tree.root, restored=True)
+    try:
+        scan = scanner.scan()
+    finally:
+        scanner.close()
+    return None if scan.pending else scanner.seen
 
 
 def _on_host(sandbox: Sandbox) -> HostSandbox:

@@ -16,16 +16,21 @@ from activities.store.port import ObjectDamaged
 from activities.workspace.tree import Frame, Pack
 from contracts.blob import BlobRef
 
-PACK_BYTES = 16 << 20
+PACK_BYTES = 8 << 20
 """A pack is closed when it has this many bytes; it may be larger by one frame."""
+MOST_BYTES = 512 << 20
+"""What a frame may unpack to: a directory of millions of files. A damaged or made-up size must not take the worker's memory."""
 LEVEL = 1
 """Of zstd: snapshots are taken after every step, so speed counts for more than the last percent."""
 _UNWRITTEN = 2
-"""Packs that may wait for the store while the next is filled."""
+"""Packs that may be on their way to the store while the next is filled."""
 _GAP = 64 << 10
 """Bytes that are read and thrown away rather than asking the store once more."""
-_RANGE = 16 << 20
+_RANGE, _UNPACKED = 4 << 20, 8 << 20
+"""The most that is read at once, and that what is read at once unpacks to, if it is more than one frame."""
 _PARALLEL = 3
+
+Buffer = bytes | memoryview
 
 _local = threading.local()
 
@@ -38,12 +43,12 @@ def compress(raw: bytes) -> bytes:
     return packed if len(packed) < len(raw) else raw
 
 
-def decompress(stored: bytes, size: int) -> bytes:
+def decompress(stored: Buffer, size: int) -> Buffer:
     """Return what was compressed. Raises ObjectDamaged when it is not `size` bytes; never unpacks more than that."""
     if len(stored) == size:
         return stored
     try:
-        if zstandard.frame_content_size(stored) != size:
+        if size > MOST_BYTES or zstandard.frame_content_size(stored) != size:
             raise ObjectDamaged(f"{len(stored)} bytes of a pack do not unpack to {size}")
         if not hasattr(_local, "decompressor"):
             _local.decompressor = zstandard.ZstdDecompressor()
@@ -129,7 +134,7 @@ class PackWriter:
         parts.clear()
         pack.digest, pack.size = hashlib.sha256(data).digest(), len(data)
         ref = BlobRef(digest=pack.digest.hex(), size=pack.size)
-        asyncio.run_coroutine_threadsafe(self._blobs.put_as(ref, data), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._blobs.put_surely(ref, data), self._loop).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class Wanted:
     digest: bytes
 
 
-def unpack(wanted: Wanted, stored: bytes) -> bytes:
+def unpack(wanted: Wanted, stored: Buffer) -> Buffer:
     """Return the bytes of a frame, checked. Raises ObjectDamaged naming its pack."""
     try:
         raw = decompress(stored, wanted.size)
@@ -153,10 +158,15 @@ def unpack(wanted: Wanted, stored: bytes) -> bytes:
     return raw
 
 
-async def read_frames(blobs: BlobStore, wanted: Iterable[Wanted]) -> AsyncIterator[list[tuple[Wanted, bytes]]]:
+def unpack_all(group: list[tuple[Wanted, Buffer]]) -> list[tuple[Wanted, Buffer]]:
+    """Return the bytes of many frames as `unpack` does."""
+    return [(wanted, unpack(wanted, stored)) for wanted, stored in group]
+
+
+async def read_frames(blobs: BlobStore, wanted: Iterable[Wanted]) -> AsyncIterator[list[tuple[Wanted, Buffer]]]:
     """Read frames pack by pack, neighbours together, a few ranges at a time. Yields what each range gave, still packed."""
     ranges = _ranges(wanted)
-    running: list[asyncio.Task[list[tuple[Wanted, bytes]]]] = []
+    running: list[asyncio.Task[list[tuple[Wanted, Buffer]]]] = []
     try:
         for one in ranges:
             running.append(asyncio.create_task(_read(blobs, one)))
@@ -170,29 +180,33 @@ async def read_frames(blobs: BlobStore, wanted: Iterable[Wanted]) -> AsyncIterat
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _read(blobs: BlobStore, wanted: list[Wanted]) -> list[tuple[Wanted, bytes]]:
+async def _read(blobs: BlobStore, wanted: list[Wanted]) -> list[tuple[Wanted, Buffer]]:
     pack, start = wanted[0].frame.pack, wanted[0].frame.offset
     length = max(item.frame.offset + item.frame.stored for item in wanted) - start
     data = memoryview(await blobs.get_part(BlobRef(digest=pack.digest.hex(), size=pack.size), start, length))
     if len(data) != length:
         raise ObjectDamaged(f"blob {pack.digest.hex()} ends before byte {start + length}; restore it from a copy")
-    return [(item, bytes(data[item.frame.offset - start : item.frame.offset - start + item.frame.stored])) for item in wanted]
+    return [(item, data[item.frame.offset - start : item.frame.offset - start + item.frame.stored]) for item in wanted]
 
 
 def _ranges(wanted: Iterable[Wanted]) -> list[list[Wanted]]:
     packs: dict[bytes, list[Wanted]] = {}
     for item in wanted:
-        packs.setdefault(item.frame.pack.digest, []).append(item)
+        frame = item.frame
+        if not 0 <= frame.stored <= item.size <= MOST_BYTES or not 0 <= frame.offset <= frame.pack.size - frame.stored:
+            raise ObjectDamaged(f"blob {frame.pack.digest.hex()}: {frame.stored} bytes at {frame.offset} cannot be {item.size}")
+        packs.setdefault(frame.pack.digest, []).append(item)
     ranges: list[list[Wanted]] = []
     for items in packs.values():
         items.sort(key=lambda item: item.frame.offset)
         start = end = -1
+        unpacked = 0
         for item in items:
             is_near = end >= 0 and item.frame.offset <= end + _GAP and item.frame.offset + item.frame.stored - start <= _RANGE
-            if is_near:
+            if is_near and unpacked + item.size <= _UNPACKED:
                 ranges[-1].append(item)
-                end = max(end, item.frame.offset + item.frame.stored)
+                end, unpacked = max(end, item.frame.offset + item.frame.stored), unpacked + item.size
             else:
                 ranges.append([item])
-                start, end = item.frame.offset, item.frame.offset + item.frame.stored
+                start, end, unpacked = item.frame.offset, item.frame.offset + item.frame.stored, item.size
     return ranges

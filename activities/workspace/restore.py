@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-import shutil
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectDamaged, StoreUnavailable
-from activities.workspace.packs import Wanted, read_frames, unpack
+from activities.workspace.packs import Buffer, Wanted, read_frames, unpack_all
+from activities.workspace.threads import to_end
 from activities.workspace.tree import FILE, HARD_LINK, Directory, Entry, Xattrs, walk
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WORKERS = 2
+_WAITING = 3
+"""Groups of pieces that may be on their way from the store to the disk."""
 _LONG_PATH = 3000
 """Paths longer than this are reached step by step, since the kernel takes 4,096 bytes at once."""
 
@@ -53,35 +56,88 @@ async def restore_tree(
     Raises StoreError; then `place` is removed again.
     """
     writer = _Writer(place, owner)
+    # One thread checks what was read while another writes what was checked: more of them wait for the interpreter's lock.
+    checking, writing = (ThreadPoolExecutor(1, thread_name_prefix=f"restore-{what}") for what in ("check", "write"))
     try:
-        wanted = await asyncio.to_thread(writer.lay_out, root)
-        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="restore") as pool:
-            loop = asyncio.get_running_loop()
-            running: list[asyncio.Future[None]] = []
-            async for group in read_frames(blobs, wanted):
-                running.append(loop.run_in_executor(pool, writer.write, group))
-                if len(running) > _WORKERS:
-                    await running.pop(0)
-                if progress is not None:
-                    progress(writer.written)
-            await asyncio.gather(*running)
-        await asyncio.to_thread(writer.finish, root)
+        wanted = await to_end(writer.lay_out, root)
+        running: deque[asyncio.Future[None]] = deque()
+        async for group in read_frames(blobs, wanted):
+            checked = checking.submit(unpack_all, group)
+            running.append(asyncio.wrap_future(writing.submit(writer.write, checked)))
+            del group, checked
+            if len(running) >= _WAITING:
+                await running.popleft()
+            if progress is not None:
+                progress(writer.written)
+        while running:
+            await running.popleft()
+        await to_end(writer.finish, root)
     except BaseException as error:
-        await asyncio.shield(asyncio.to_thread(remove, place))
-        if isinstance(error, OSError):
+        await to_end(_give_up, checking, writing, place)
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise StoreUnavailable(f"{place}: {error.strerror}; nothing was restored, make room and try again") from error
         raise
     finally:
+        checking.shutdown(wait=False)
+        writing.shutdown(wait=False)
         writer.close()
     return writer.written
 
 
+def _give_up(checking: Executor, writing: Executor, place: Path) -> None:
+    writing.shutdown(wait=True, cancel_futures=True)
+    checking.shutdown(wait=True, cancel_futures=True)
+    remove(place)
+
+
 def remove(place: Path) -> None:
-    """Remove a directory that only the harness writes to. Gone already is no error."""
-    for folder, _, _ in os.walk(place):
-        with contextlib.suppress(OSError):
-            Path(folder).chmod(0o700)
-    shutil.rmtree(place, ignore_errors=True)
+    """Remove a directory that only the harness writes to, however deep and closed what lies in it is. Gone already is no error.
+
+    Its directories are moved to the top one by one, so that neither a path nor the stack grows with their depth.
+    """
+    try:
+        place.chmod(0o700)
+        top = os.open(place, _FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        waiting, count = _empty(top, top, 0)
+        while waiting:
+            name = waiting.pop()
+            folder = os.open(name, _FOLDER, dir_fd=top)
+            try:
+                below, count = _empty(folder, top, count)
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=top)
+            waiting += below
+    finally:
+        os.close(top)
+    place.rmdir()
+
+
+def _empty(folder: int, top: int, count: int) -> tuple[list[bytes], int]:
+    """Remove all files of an open directory, and move its directories to the top under numbers from `count` on."""
+    moved: list[bytes] = []
+    with os.scandir(folder) as found:
+        items = [(os.fsencode(item.name), item.is_dir(follow_symlinks=False)) for item in found]
+    taken = {name for name, _ in items}
+    for name, is_directory in items:
+        if not is_directory:
+            os.unlink(name, dir_fd=folder)
+            continue
+        os.chmod(name, 0o700, dir_fd=folder)
+        if folder == top:
+            moved.append(name)
+            continue
+        while True:
+            count += 1
+            new = b".removed-%d" % count
+            if new not in taken:
+                break
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=top)
+        moved.append(new)
+    return moved, count
 
 
 def move_into(place: Path, workspace: Path, trash: Path, *, keep: bool) -> None:
@@ -91,6 +147,7 @@ def move_into(place: Path, workspace: Path, trash: Path, *, keep: bool) -> None:
     again from a `place` that was written again.
     """
     own = place.stat()
+    xattrs = _xattrs_at(place)
     remove(trash)
     trash.mkdir(mode=0o700)
     workspace.chmod(0o700)
@@ -101,6 +158,9 @@ def move_into(place: Path, workspace: Path, trash: Path, *, keep: bool) -> None:
     for name, path in coming.items():
         _move(path, workspace / name)
     if not keep:
+        for gone in _xattrs_at(workspace).keys() - xattrs.keys():
+            os.removexattr(workspace, gone)
+        _set_xattrs(workspace, tuple(xattrs.items()))
         workspace.chmod(own.st_mode & 0o777)
         os.utime(workspace, ns=(own.st_mtime_ns, own.st_mtime_ns))
     else:
@@ -121,15 +181,18 @@ def _move(source: Path, target: Path) -> None:
 
 
 class _Writer:
-    """Writes one tree into one new directory. `write` may run in several threads at once, each with other pieces."""
+    """Writes one tree into one new directory, from one thread at a time."""
 
     def __init__(self, place: Path, owner: tuple[int, int] | None) -> None:
         remove(place)
-        place.mkdir(mode=0o700, parents=True)
+        # Not the directories above: they went with their sandbox.
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        place.mkdir(mode=0o700)
         self._root = os.open(place, _FOLDER)
         self._owner = owner
         self._uses: dict[bytes, list[_Use]] = {}
         self._late: list[tuple[bytes, Entry]] = []
+        self._masked = _umask()
         self.written = 0
 
     def close(self) -> None:
@@ -158,11 +221,13 @@ class _Writer:
                 offset += piece.size
         return list(wanted.values())
 
-    def write(self, group: list[tuple[Wanted, bytes]]) -> None:
-        """Check some pieces and write each to wherever it belongs."""
-        for item, stored in group:
-            data = unpack(item, stored)
+    def write(self, checked: Future[list[tuple[Wanted, Buffer]]]) -> None:
+        """Write some pieces that were checked to wherever each belongs."""
+        for item, data in checked.result():
             for use in self._uses[item.digest]:
+                if use.whole and len(use.path) <= _LONG_PATH:
+                    self._write_whole(use, data)
+                    continue
                 with self._at(use.path) as (folder, name):
                     fd = os.open(name, _NEW_FILE if use.whole else _OLD_FILE, 0o600, dir_fd=folder)
                 try:
@@ -171,6 +236,24 @@ class _Writer:
                         self._dress(fd, use.entry)
                 finally:
                     os.close(fd)
+
+    def _write_whole(self, use: _Use, data: Buffer) -> None:
+        """Write a file as nearly all are, in as few system calls as that takes."""
+        entry = use.entry
+        is_open = not entry.mode & self._masked
+        fd = os.open(use.path, _NEW_FILE, entry.mode if is_open else 0o600, dir_fd=self._root)
+        try:
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if not is_open or entry.xattrs:
+                self._dress(fd, entry)
+                return
+            if self._owner is not None:
+                os.fchown(fd, *self._owner)
+            os.utime(fd, ns=(entry.mtime, entry.mtime))
+            self.written += 1
+        finally:
+            os.close(fd)
 
     def finish(self, root: Directory) -> None:
         """Make the links, and set what could not be set while things were still written. Raises ObjectDamaged."""
@@ -246,14 +329,26 @@ class _Writer:
             os.close(here)
 
 
-def _write_all(fd: int, data: bytes, offset: int) -> None:
+def _umask() -> int:
+    """Return the mode bits that new files of this process lack. Asking with umask(2) would change it for all threads."""
+    with Path("/proc/self/status").open() as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0o777)
+
+
+def _write_all(fd: int, data: Buffer, offset: int) -> None:
     view = memoryview(data)
     while view:
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
 
 
-def _set_xattrs(fd: int, xattrs: Xattrs) -> None:
+def _xattrs_at(path: Path) -> dict[bytes, bytes]:
+    with contextlib.suppress(OSError):
+        return {os.fsencode(name): os.getxattr(path, name) for name in os.listxattr(path) if name.startswith("user.")}
+    return {}
+
+
+def _set_xattrs(fd: int | Path, xattrs: Xattrs) -> None:
     for name, value in xattrs:
         # A file system without attributes still holds the files.
         with contextlib.suppress(OSError):

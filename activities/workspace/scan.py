@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import pathspec
-
-from activities.workspace.host_files import GONE, OPEN_DIRECTORY, OPEN_FILE, coarse_now, open_below, open_content, xattrs_of
-from activities.workspace.ingest import Content, Pending
+from activities.workspace.host_files import GONE, OPEN_DIRECTORY, OPEN_FILE, coarse_now, open_content, open_folder, xattrs_of
+from activities.workspace.ignore import Ignore, pattern_lines
+from activities.workspace.ingest import Content, Link, Pending, Unreadable, Vanished
 from activities.workspace.snapshots import Scan, Skipped
 from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry, Xattrs
 
@@ -44,11 +43,15 @@ class Seen:
     targets: dict[str, bytes] = field(default_factory=dict)
     xattrs: Xattrs = ()
     excluded: set[str] = field(default_factory=set)
+    """Names that were left out, those of directories with a slash."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
     leaders: dict[str, str] = field(default_factory=dict)
     """Names that are hard links of a file seen under another path, with that path."""
     unsure: set[str] = field(default_factory=set)
-    """Names that may have changed since without a trace in their key, because it happened within one tick of the clock."""
+    """Names that may have changed since without a trace in their key, because it happened within one tick of the clock. The
+    directory's own, for its attributes, is "."."""
+    has_stale_links: bool = False
+    """Whether it holds a hard link of a file that is to be read anew, so that the link may have to become the file."""
     directory: Directory = field(default_factory=Directory)
     lines: tuple[str, ...] = ()
     """Of the root: the patterns that were left out."""
@@ -77,9 +80,11 @@ class HostScanner:
         self._before = before
         self._base = before.directory if before is not None else base
         self._restored = restored
-        self._spec: pathspec.GitIgnoreSpec | None = None
+        self._ignore: Ignore | None = None
         self._decided = False
-        self._linked: dict[int, list[tuple[bytes, Seen, str]]] = {}
+        self._linked: dict[int, list[tuple[bytes, Seen, str, Seen | None]]] = {}
+        self._links: dict[str, list[Link]] = {}
+        self._folder: tuple[str, int] = "", self._root
         self._pending: list[Pending] = []
         self._skipped: list[Skipped] = []
         self._device = 0
@@ -90,12 +95,13 @@ class HostScanner:
 
     def close(self) -> None:
         """Let go of the workspace."""
+        self._leave_folder()
         os.close(self._root)
 
     def scan(self) -> Scan:
         """Look at the whole workspace."""
         lines = (*self._given, *_ignore_lines(self._root))
-        self._spec = pathspec.GitIgnoreSpec.from_lines(lines) if lines else None
+        self._ignore = Ignore(lines) if lines else None
         self._decided = self._before is not None and self._before.lines == lines
         status = os.fstat(self._root)
         self._device, self._clock = status.st_dev, coarse_now()
@@ -103,6 +109,8 @@ class HostScanner:
         self._list(self._root, seen, self._before, 0)
         self._find_links()
         root = self._build(seen, self._before, self._base)
+        for pending in self._pending:
+            pending.links = self._links.get(os.fsdecode(pending.path), ()) if self._links else ()
         self._let_the_clock_tick()
         return Scan(root, self._pending, self._skipped, lines)
 
@@ -125,9 +133,11 @@ class HostScanner:
                 if is_excluded is not None and is_excluded(name, mode):
                     continue
                 listing[name] = key = _key(status)
+                if key[0] > self._newest:
+                    self._newest = key[0]
                 if stat.S_ISREG(mode):
                     if key[5] > 1:
-                        self._linked.setdefault(key[1], []).append((os.fsencode(_join(seen.path, name)), seen, name))
+                        self._linked.setdefault(key[1], []).append((os.fsencode(_join(seen.path, name)), seen, name, before))
                 elif stat.S_ISDIR(mode):
                     folders.append(name)
                 elif stat.S_ISLNK(mode):
@@ -135,23 +145,28 @@ class HostScanner:
                 else:
                     del listing[name]
                     seen.skipped.append((name, _KINDS.get(stat.S_IFMT(mode), "no regular file")))
-        is_same = before is not None and before.own == seen.own
+        is_same = before is not None and before.own == seen.own and "." not in before.unsure
         seen.xattrs = before.xattrs if is_same and before is not None else xattrs_of(fd)
+        if seen.own[0] >= self._clock:
+            seen.unsure.add(".")
         for name in folders:
             self._list_below(fd, seen, name, before.below.get(name) if before else None, depth + 1)
 
     def _filter(self, seen: Seen, before: Seen | None) -> Callable[[str, int], bool] | None:
-        spec = self._spec
-        if spec is None:
+        ignore = self._ignore
+        if ignore is None:
             return None
         known = before if self._decided else None
 
         def is_excluded(name: str, mode: int) -> bool:
             if known is not None and name in known.listing and stat.S_IFMT(known.listing[name][4]) == stat.S_IFMT(mode):
                 return False
-            full = _join(seen.path, name) + ("/" if stat.S_ISDIR(mode) else "")
-            if (known is not None and name in known.excluded) or spec.match_file(full):
-                seen.excluded.add(name)
+            is_directory = stat.S_ISDIR(mode)
+            marked = f"{name}/" if is_directory else name
+            if (known is not None and marked in known.excluded) or ignore.excludes(
+                _join(seen.path, name), is_directory=is_directory
+            ):
+                seen.excluded.add(marked)
                 return True
             return False
 
@@ -205,8 +220,11 @@ class HostScanner:
         """Of the names of one file, the first by path is the file; the others are links to it."""
         for names in self._linked.values():
             names.sort(key=lambda item: item[0])
-            for _, seen, name in names[1:]:
-                seen.leaders[name] = os.fsdecode(names[0][0])
+            leader, first, first_name, before = names[0]
+            is_kept = before is not None and _is_unmoved(first, before, first_name) and first_name not in before.leaders
+            for _, seen, name, _ in names[1:]:
+                seen.leaders[name] = os.fsdecode(leader)
+                seen.has_stale_links |= not is_kept
 
     # --- making the new tree
 
@@ -223,14 +241,16 @@ class HostScanner:
         if is_same and old is not None and all(children.get(name) is child for name, child in below.items()):
             seen.directory = old
             return old
-        new = seen.directory = Directory(seen.own[4] & PERMISSIONS, seen.own[3], seen.xattrs, before=old)
+        # What was made of a restored workspace was never stored itself.
+        stored = old if old is None or old.frame is not None else old.before
+        new = seen.directory = Directory(seen.own[4] & PERMISSIONS, seen.own[3], seen.xattrs, before=stored)
         for name, key in seen.listing.items():
             raw = os.fsencode(name)
             if raw in below:
                 new.children[raw] = below[raw]
                 continue
             kept = children.get(raw)
-            if isinstance(kept, Entry) and self._is_kept(seen, before, name, key, kept):
+            if isinstance(kept, Entry) and self._is_kept(seen, before, name, key, kept) and name not in seen.leaders:
                 new.children[raw] = kept
             else:
                 new.children[raw] = self._entry(seen, name, key, new)
@@ -239,19 +259,21 @@ class HostScanner:
     def _is_kept(self, seen: Seen, before: Seen | None, name: str, key: Key, entry: Entry) -> bool:
         if before is None:
             return self._restored and _looks_like(entry, seen, name, key)
-        is_unmoved = before.listing.get(name) == key and name not in before.unsure
-        return is_unmoved and before.leaders.get(name) == seen.leaders.get(name)
+        return _is_unmoved(seen, before, name) and before.leaders.get(name) == seen.leaders.get(name)
 
     def _entry(self, seen: Seen, name: str, key: Key, parent: Directory) -> Entry:
         ctime, _, size, mtime, mode, _ = key
         if name in seen.targets:
             return Entry(SYMLINK, 0o777, mtime, target=seen.targets[name])
-        if name in seen.leaders:
-            return Entry(HARD_LINK, target=os.fsencode(seen.leaders[name]))
-        entry = Entry(FILE, mode & PERMISSIONS, mtime, size)
         path = os.fsencode(_join(seen.path, name))
-        self._newest = max(self._newest, ctime)
-        reading = Pending(path, parent, os.fsencode(name), entry, size, partial(open_content, self._root, path))
+        if name in seen.leaders:
+            link = Entry(HARD_LINK, target=os.fsencode(seen.leaders[name]))
+            self._links.setdefault(seen.leaders[name], []).append(
+                Link(path, parent, os.fsencode(name), link, partial(self._open, seen, name))
+            )
+            return link
+        entry = Entry(FILE, mode & PERMISSIONS, mtime, size)
+        reading = Pending(path, parent, os.fsencode(name), entry, size, key[1], partial(self._open, seen, name))
         reading.settle = partial(self._settle, seen, name, ctime)
         self._pending.append(reading)
         return entry
@@ -261,18 +283,40 @@ class HostScanner:
         if os.fstat(content.fd).st_ctime_ns != ctime or ctime >= self._clock:
             seen.unsure.add(name)
 
+    def _open(self, seen: Seen, name: str) -> Content:
+        """Open a file to read it. The directory stays open for the next, which is mostly in the same."""
+        try:
+            if self._folder[0] != seen.path:
+                self._leave_folder()
+                self._folder = seen.path, open_folder(self._root, os.fsencode(seen.path))
+            return open_content(self._folder[1], name)
+        except (Vanished, Unreadable):
+            seen.unsure.add(name)  # the next scan tries again
+            raise
+
+    def _leave_folder(self) -> None:
+        if self._folder[1] != self._root:
+            os.close(self._folder[1])
+        self._folder = "", self._root
+
     def _let_the_clock_tick(self) -> None:
-        """Wait until any later write to what is about to be read must show in its ctime: a few milliseconds at most."""
+        """Wait until any later write to what is about to be read, or was just restored, must show in its ctime: a few
+        milliseconds at most."""
         until = time.monotonic() + _TICK
-        while self._pending and coarse_now() <= self._newest and time.monotonic() < until:
+        while (self._pending or self._restored) and coarse_now() <= self._newest and time.monotonic() < until:
             time.sleep(0.001)
         self._clock = coarse_now()
+
+
+def _is_unmoved(seen: Seen, before: Seen, name: str) -> bool:
+    return before.listing.get(name) == seen.listing[name] and name not in before.unsure
 
 
 def _is_same(seen: Seen, before: Seen) -> bool:
     return (
         before.own == seen.own
         and not before.unsure
+        and not seen.has_stale_links
         and before.listing == seen.listing
         and before.leaders == seen.leaders
         and before.below.keys() == seen.below.keys()
@@ -298,13 +342,12 @@ def _join(path: str, name: str) -> str:
 def _ignore_lines(root: int) -> tuple[str, ...]:
     """Return the patterns of the workspace's own .caissonignore, none if it cannot be read or is no reasonable file."""
     try:
-        fd = open_below(root, IGNORE_FILE.encode(), OPEN_FILE)
+        fd = os.open(IGNORE_FILE, OPEN_FILE, dir_fd=root)
     except OSError:
         return ()
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_IGNORE_BYTES:
             return ()
-        text = file.read(MAX_IGNORE_BYTES).decode("utf-8", "replace")
-    lines = [line.rstrip() for line in text.splitlines()]
-    return tuple(line for line in lines if line and not line.startswith("#"))
+        text = file.read(MAX_IGNORE_BYTES)
+    return tuple(pattern_lines(os.fsdecode(text)))

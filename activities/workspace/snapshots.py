@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,13 +29,16 @@ from activities.workspace.tree import (
     decode_node,
     encode_node,
     node_digest,
+    pack_of,
     snapshot_id,
     totals,
     walk,
 )
+from contracts.blob import BlobRef
 from contracts.snapshot import SnapshotRef
 
 VERSION = 1
+MAX_DIRECTORIES = 1_000_000
 MAX_SKIPPED = 1000
 """Paths of skipped files that a snapshot lists; it counts all of them."""
 
@@ -118,18 +122,23 @@ class SnapshotStore:
         if base is not None and base.id == identity and base.skipped == len(scan.skipped) and not writer.written:
             return base
         files, total_bytes = await asyncio.to_thread(totals, scan.root)
-        record = await self.blobs.put(_encode_record(scan))
+        data = _encode_record(scan)
+        record = BlobRef(digest=hashlib.sha256(data).hexdigest(), size=len(data))
+        await self.blobs.put_surely(record, data)
         return SnapshotRef(id=identity, record=record, files=files, total_bytes=total_bytes, skipped=len(scan.skipped))
 
     async def load(self, ref: SnapshotRef) -> Snapshot:
         """Read a snapshot's tree. Raises ObjectMissing, or ObjectDamaged naming what is not as it was written."""
         snapshot, packs = _decode_record(ref, await self.blobs.get(ref.record))
-        level = [snapshot.root]
+        level, directories = [snapshot.root], 1
         while level:
-            level = await self._load_children(level, packs)
+            level = await self._load_children(level, packs, MAX_DIRECTORIES - directories)
+            directories += len(level)
+        if await asyncio.to_thread(totals, snapshot.root) != (ref.files, ref.total_bytes):
+            raise ObjectDamaged(f"snapshot {ref.id} does not have {ref.files} files of {ref.total_bytes} bytes")
         return snapshot
 
-    async def _load_children(self, level: list[Directory], packs: dict[bytes, Pack]) -> list[Directory]:
+    async def _load_children(self, level: list[Directory], packs: dict[bytes, Pack], most: int) -> list[Directory]:
         waiting: dict[tuple[bytes, int], list[Directory]] = {}
         wanted: list[Wanted] = []
         for directory in level:
@@ -146,6 +155,9 @@ class SnapshotStore:
                 for directory in waiting[item.frame.pack.digest, item.frame.offset]:
                     directory.children = decode_node(unpack(item, stored), item.frame.pack, packs, directory.digest)
                     below += [child for child in directory.children.values() if isinstance(child, Directory)]
+                    if len(below) > most:
+                        # Directories in directories, each many times, make of a few bytes more than memory can hold.
+                        raise ObjectDamaged(f"the snapshot has more than {MAX_DIRECTORIES} directories")
             await asyncio.sleep(0)
         return below
 
@@ -202,18 +214,19 @@ def _encode_record(scan: Scan) -> bytes:
     xattrs = [list(pair) for pair in root.xattrs]
     where = [root.frame.offset, root.frame.stored, root.node_size, root.node_sha]
     own = [VERSION, root.mode, root.mtime, xattrs, root.digest, [pack.digest, pack.size], where]
-    return msgspec.msgpack.encode([*own, list(scan.excludes), skipped])
+    # Bytes, since sandboxed code chose them: they need not be text.
+    return msgspec.msgpack.encode([*own, [os.fsencode(line) for line in scan.excludes], skipped])
 
 
 def _decode_record(ref: SnapshotRef, data: bytes) -> tuple[Snapshot, dict[bytes, Pack]]:
     try:
         record: list[Any] = msgspec.msgpack.decode(data)
         version, mode, mtime, xattrs, digest, (pack_digest, pack_size), (offset, stored, size, sha), excludes, skipped = record
-        pack = Pack(pack_digest, pack_size)
+        pack = pack_of(pack_digest, pack_size)
         root = Directory(
             mode, mtime, tuple((name, value) for name, value in xattrs), {}, digest, Frame(pack, offset, stored), size, sha
         )
-        found = Snapshot(ref, root, tuple(excludes), tuple((path, reason) for path, reason in skipped))
+        found = Snapshot(ref, root, tuple(map(os.fsdecode, excludes)), tuple((path, reason) for path, reason in skipped))
         is_right = snapshot_id(root).hex() == ref.id
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise ObjectDamaged(f"blob {ref.record.digest} is no record of a snapshot: {error}") from error

@@ -184,14 +184,23 @@ def _where(entry: Entry | Directory, table: _PackTable) -> list[Any]:
     ]
 
 
-def decode_node(data: bytes, here: Pack, packs: dict[bytes, Pack], expected: bytes) -> dict[bytes, Entry | Directory]:
+def pack_of(digest: bytes, size: int) -> Pack:
+    """Return a pack that is in the store. Raises ValueError for what names none."""
+    if not isinstance(digest, bytes) or len(digest) != 32 or not isinstance(size, int) or size < 0:
+        raise ValueError("a pack that no store has")
+    return Pack(digest, size)
+
+
+def decode_node(
+    data: bytes | memoryview, here: Pack, packs: dict[bytes, Pack], expected: bytes
+) -> dict[bytes, Entry | Directory]:
     """Return what a directory holds. Its own directories come without children. Raises ObjectDamaged.
 
     `packs` holds every pack seen so far by its digest, so that each is one object.
     """
     try:
         rows, entries = msgspec.msgpack.decode(data)
-        table = [packs.setdefault(row[0], Pack(row[0], row[1])) if row else here for row in rows]
+        table = [packs.setdefault(row[0], pack_of(*row)) if row else here for row in rows]
         children = {item[0]: _decoded(item, table) for item in entries}
         names_are_good = all(is_good_name(name) for name in children)
     except (ValueError, TypeError, IndexError, msgspec.MsgspecError) as error:
@@ -208,6 +217,13 @@ def is_good_name(name: bytes) -> bool:
 
 def _decoded(item: list[Any], table: list[Pack]) -> Entry | Directory:
     _, kind, mode, mtime, size, digest, target, xattrs, where = item
+    if (
+        mode & ~PERMISSIONS
+        or not -(1 << 63) <= mtime < 1 << 63
+        or not 0 <= size < 1 << 63
+        or not {type(digest), type(target)} == {bytes}
+    ):
+        raise ValueError("a mode, time, size, digest or target that no file has")
     pairs = tuple((name, value) for name, value in xattrs)
     if kind == DIRECTORY:
         number, offset, stored, node_size, sha = where
@@ -227,6 +243,6 @@ def _pieces(where: list[Any], size: int, digest: bytes, table: list[Pack]) -> tu
         Piece(b"", row[0], None) if len(row) == 1 else Piece(row[0], row[1], Frame(table[row[2]], row[3], row[4]))
         for row in where
     )
-    if sum(piece.size for piece in pieces) != size:
+    if min(piece.size for piece in pieces) < 0 or sum(piece.size for piece in pieces) != size:
         raise ValueError("the pieces of a file are not its size")
     return pieces

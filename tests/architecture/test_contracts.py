@@ -11,7 +11,7 @@ from temporalio import activity
 
 from activities.agents import PrepareActivities
 from activities.model.activity import ModelActivities
-from activities.model.entries import TranscriptActivities
+from activities.model.entries import RecordActivities
 from activities.sandbox.activity import SandboxActivities
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.fetch import ManifestActivities
@@ -21,7 +21,7 @@ from contracts.base import Contract
 from contracts.schemas import PUBLISHED, schema_text
 
 STUBS = {value.name: value for value in vars(activity_names).values() if isinstance(value, ActivityStub)}
-CLASSES = (PrepareActivities, ModelActivities, TranscriptActivities, SandboxActivities, WorkspaceActivities, ManifestActivities)
+CLASSES = (PrepareActivities, ModelActivities, RecordActivities, SandboxActivities, WorkspaceActivities, ManifestActivities)
 
 
 def implementations() -> dict[str, Any]:

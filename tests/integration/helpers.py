@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 import urllib.parse
 import urllib.request
@@ -127,3 +129,16 @@ async def temporal(stack: Stack, *arguments: str) -> str:
     out, complaint = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 0, complaint.decode()
     return out.decode()
+
+
+def sandboxes_of(stack: Stack, run_id: str) -> list[Path]:
+    """The directories of a run's sandboxes that are not removed."""
+    return [
+        path for path in stack.sandboxes() if json.loads((path / "state.json").read_text())["labels"]["caisson_run"] == run_id
+    ]
+
+
+def kill(sandbox: Path) -> None:
+    """Kill -9 a sandbox with all that runs in it."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(json.loads((sandbox / "state.json").read_text())["pid"], signal.SIGKILL)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from temporalio.client import WorkflowFailureError
 
+from tests.integration.helpers import kill, sandboxes_of
 from tests.integration.stack import QUEUE, Handle, Stack, make_stack
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -86,6 +87,30 @@ async def batch(stack: Stack) -> Handle:
     return await _closed(await stack.dev.client.start_workflow("AgentBatch", request, id="batch", task_queue=QUEUE))
 
 
+async def recovered(stack: Stack) -> Handle:
+    """A run whose sandbox is killed in the middle of its second command."""
+    handle = await stack.start("told-of-a-loss", run_id="recovered")
+    while not any((sandbox / "workspace/begun").exists() for sandbox in sandboxes_of(stack, handle.id)):
+        await asyncio.sleep(0.05)
+    kill(sandboxes_of(stack, handle.id)[0])
+    return await _closed(handle)
+
+
+async def put_away(stack: Stack) -> Handle:
+    """A run whose sandbox is put away while it is paused."""
+    handle = await stack.start("before-and-after", {"sandbox": {"idle_seconds": 1}}, run_id="put-away")
+    await handle.execute_update("pause", {"by": "ann"})
+    await stack.until(handle, state="paused", sandbox=None)
+    await handle.execute_update("resume", {})
+    return await _closed(handle)
+
+
+async def forked(stack: Stack) -> Handle:
+    """A run that goes on from a checkpoint of another."""
+    await _closed(await stack.start("before-and-after", run_id="origin"))
+    return await _closed(await stack.start("on-from-there", run_id="forked", from_checkpoint={"run_id": "origin", "step": 1}))
+
+
 CASES: tuple[Callable[[Stack], Awaitable[Handle]], ...] = (
     completed,
     approved_and_denied,
@@ -95,6 +120,9 @@ CASES: tuple[Callable[[Stack], Awaitable[Handle]], ...] = (
     failed,
     bad_input,
     batch,
+    recovered,
+    put_away,
+    forked,
 )
 
 

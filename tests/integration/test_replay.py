@@ -51,7 +51,7 @@ async def test_an_unguarded_change_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     as_it_is = AgentRun._call_model
 
     async def careless(self: AgentRun) -> CallModelResult:
-        given = PrepareRunInput(run_id="x", request={"task": "x"})
+        given = PrepareRunInput(run_id="x", chain="x", request={"task": "x"})
         await call(PREPARE_RUN, given, queue=Queues("caisson").workflow, summary="careless")
         return await as_it_is(self)
 

@@ -24,6 +24,7 @@ from activities.sandbox.providers.local_state import start_time
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
+from activities.workspace.keeper import WorkspaceKeeper
 from contracts.activity_names import Queues
 from contracts.sandbox import CloseSandboxInput, NetworkPolicy, SandboxSpec
 from tests.sandbox.egress_support import LOOPBACK, Authority, Site, until
@@ -287,7 +288,7 @@ async def test_closing_keeps_the_record(online: Local, plain: Site, tmp_path: Pa
     await online.text(f"curl -sS http://allowed.example:{plain.port}/hello; curl -sS http://evil.example:{plain.port}/")
     blobs = BlobStore(LocalStore(tmp_path / "store"))
     providers = ProviderRegistry({"local": lambda: online.provider})
-    activities = SandboxActivities(providers, blobs, Queues("caisson"), "here")
+    activities = SandboxActivities(providers, blobs, WorkspaceKeeper(providers, blobs), Queues("caisson"), "here")
     closing = CloseSandboxInput(sandbox=online.sandbox.ref, run_id="r")
     first = await ActivityEnvironment().run(activities.close_sandbox, closing)
     assert not online.directory.exists()

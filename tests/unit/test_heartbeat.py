@@ -17,6 +17,7 @@ from activities.sandbox.port import Capabilities, Sandbox
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
+from activities.workspace.keeper import WorkspaceKeeper
 from contracts.activity_names import ErrorType, Queues
 from contracts.sandbox import OpenSandboxInput, SandboxRef, SandboxSpec
 
@@ -59,9 +60,8 @@ async def test_a_slow_create_heartbeats(tmp_path: Any) -> None:
     environment = ActivityEnvironment()
     beats: list[float] = []
     environment.on_heartbeat = lambda *_: beats.append(asyncio.get_running_loop().time())
-    activities = SandboxActivities(
-        ProviderRegistry({"slow": SlowProvider}), BlobStore(LocalStore(tmp_path / "store")), Queues("q"), "host"
-    )
+    providers, blobs = ProviderRegistry({"slow": SlowProvider}), BlobStore(LocalStore(tmp_path / "store"))
+    activities = SandboxActivities(providers, blobs, WorkspaceKeeper(providers, blobs), Queues("q"), "host")
     wanted = OpenSandboxInput(key="k", run_id="r", spec=SandboxSpec(provider="slow"))
     opened = await environment.run(activities.open_sandbox, wanted)
     assert opened.sandbox.id == "k"

@@ -57,7 +57,7 @@ async def given_call(blobs: BlobStore, task: str, settings: ModelSettings | None
     spec = AgentSpec(tools=(), model_settings=settings or ModelSettings())
     agent = await blobs.put_json(ResolvedAgent(spec=spec, model="gpt-5.4", instructions="").model_dump(mode="json"))
     items = (UserItem(text=Text(inline=task)),)
-    return CallModelInput(key="run/1/1", run_id="run", step=1, agent=agent, head=None, items=items)
+    return CallModelInput(key="run/1/1", run_id="run", chain="first", step=1, agent=agent, head=None, items=items)
 
 
 async def attempt(blobs: BlobStore, base_url: str, call: CallModelInput) -> CallModelResult:

@@ -152,7 +152,7 @@ def test_known_prices_add_up() -> None:
 )
 def test_a_tools_own_verdict_wins_over_the_default(policy: ApprovalPolicy, verdict: Verdict) -> None:
     """Policy looks at the tool's name, then at the default."""
-    assert decide(policy, call()) is verdict
+    assert decide(policy, call()).verdict is verdict
 
 
 def test_a_text_ends_the_run_as_completed() -> None:

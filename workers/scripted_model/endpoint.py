@@ -31,12 +31,13 @@ from workers.scripted_model.conversation import (
     message_texts,
     output_texts,
     since_last_turn,
+    text_of,
 )
 from workers.scripted_model.delivery import Connections, Delivery
 from workers.scripted_model.generation import Generation
 from workers.scripted_model.journal import Journal, JournalEntry, now
 from workers.scripted_model.replies import make_reply, response_object, stream_events
-from workers.scripted_model.scenario import ConnectionFault, HttpFault, ScenarioFile, TurnSpec
+from workers.scripted_model.scenario import ConnectionFault, HttpFault, Scenario, ScenarioFile, TurnSpec
 from workers.scripted_model.templates import ExpectationFailed
 
 MODEL_HEADER = "scripted, not a language model"
@@ -158,10 +159,19 @@ class ScriptedEndpoint:
             call.conversation = conversation_key(request.prompt_cache_key, call.items)
         check_input(call.items)
 
+    def _find_scenario(self, call: _Call) -> tuple[Scenario | None, int]:
+        """Return the scenario to play, and the item at which it begins."""
+        spoken = [n for n, item in enumerate(call.items) if item.type == "message" and item.role == "user"]
+        for n in reversed(spoken[1:]):
+            scenario = self._scenarios.find(call.request.model, (text_of(call.items[n].content),), later=True)
+            if scenario is not None:
+                return scenario, n
+        texts = (first_user_text(call.items), call.request.instructions or "")
+        return self._scenarios.find(call.request.model, texts), 0
+
     def _find_turn(self, call: _Call) -> tuple[TurnSpec, list[str]]:
         """Return the turn to play and all tool outputs so far. Raises RequestFault and ExpectationFailed."""
-        texts = (first_user_text(call.items), call.request.instructions or "")
-        scenario = self._scenarios.find(call.request.model, texts)
+        scenario, begins = self._find_scenario(call)
         if scenario is None:
             names = ", ".join(one.name for one in self._scenarios.scenarios)
             raise RequestFault(
@@ -169,9 +179,10 @@ class ScriptedEndpoint:
                 "not a language model: it answers only what its scenario file holds."
             )
         call.turn = len(groups(call.items)) + 1
-        turn = scenario.turn(call.turn)
+        number = len(groups(call.items[begins:])) + 1
+        turn = scenario.turn(number)
         if turn is None:
-            raise RequestFault(f"scenario {scenario.name!r} has {scenario.length()} turns; turn {call.turn} was asked for")
+            raise RequestFault(f"scenario {scenario.name!r} has {scenario.length()} turns; turn {number} was asked for")
         new = since_last_turn(call.items)
         for pattern, found, what in (
             (turn.expect, output_texts(new), "tool outputs"),

@@ -159,6 +159,7 @@ class MatchSpec(_Spec):
 
     model: Regex | None = None
     text: Regex | None = Field(default=None, description="in the first user message or the instructions")
+    later: bool = Field(default=False, description="the scenario may also begin at a later user message that has the text")
 
     def matches(self, model: str, texts: tuple[str, ...]) -> bool:
         """Tell whether the request's `model` and one of its `texts` are what this scenario is for."""
@@ -193,9 +194,9 @@ class ScenarioFile(_Spec):
 
     scenarios: tuple[Scenario, ...] = Field(min_length=1)
 
-    def find(self, model: str, texts: tuple[str, ...]) -> Scenario | None:
-        """Return the first scenario for a request of `model` with these `texts`."""
-        return next((one for one in self.scenarios if one.match.matches(model, texts)), None)
+    def find(self, model: str, texts: tuple[str, ...], *, later: bool = False) -> Scenario | None:
+        """Return the first scenario for a request of `model` with these `texts`; `later`: of those that may begin later."""
+        return next((one for one in self.scenarios if (one.match.later or not later) and one.match.matches(model, texts)), None)
 
 
 def load_scenarios(*paths: Path) -> ScenarioFile:

@@ -87,7 +87,8 @@ class Record:
 
     def ref(self, provider: str) -> SandboxRef:
         """Return the handle on it."""
-        return SandboxRef(provider=provider, id=self.id, nonce=self.nonce, queue=self.queue)
+        ends = None if self.lifetime is None else self.created_at + self.lifetime
+        return SandboxRef(provider=provider, id=self.id, nonce=self.nonce, queue=self.queue, expires_at=ends)
 
 
 def end_process(pid: int, started: int) -> None:
