@@ -49,8 +49,8 @@ def explain(error: ValidationError, what: str) -> str:
             lines.append(f"  {field}: required, but missing")
         elif fault["type"] == "union_tag_invalid":
             lines.append(f"  {field}: no type is named {context['tag']!r}; there are: {context['expected_tags']}")
-        elif isinstance(found, (dict, BaseModel)):
-            # A rule on a whole object says itself what is wrong; the object may hold what must not be repeated, such as a key.
+        elif isinstance(found, (dict, BaseModel)) or "credential" in message:
+            # A rule on a whole object says itself what is wrong; what must not be repeated, such as a key, is not.
             lines.append(f"  {field}: {message}")
         else:
             shown = repr(found)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from contracts.base import Contract
+from contracts.blob import BlobRef
 
 _CREDENTIAL = re.compile(
     r"(?i)(^sk-[a-z0-9_-]{16,}|^gh[pousr]_[A-Za-z0-9]{20,}|^AKIA[0-9A-Z]{16}$|-----BEGIN [A-Z ]*PRIVATE KEY)"
@@ -39,34 +41,139 @@ def _no_nul(path: str) -> str:
     return path
 
 
+def check_url(url: str) -> str:
+    """Refuse a URL that holds a credential, or something that could be taken for an option or another scheme."""
+    parts = urlsplit(url)
+    if url != url.strip() or any(ord(character) < 33 for character in url):
+        raise ValueError("no white space and no control characters")
+    if parts.scheme not in ("https", "http", "ssh") or not parts.hostname or parts.hostname.startswith("-"):
+        raise ValueError("give a URL such as https://host/path or ssh://git@host/path")
+    if parts.password or (parts.scheme != "ssh" and parts.username):
+        raise ValueError("a URL holds no credential: put it into a secret, and name that in `secret`")
+    if _CREDENTIAL.search(url) or any(_CREDENTIAL_NAME.search(name) for name, _ in parse_qsl(parts.query)):
+        raise ValueError("it looks as if it held a credential; put that into a secret, and name it in `secret`")
+    return url
+
+
 WorkspacePath = Annotated[str, AfterValidator(check_workspace_path)]
+FileMode = Annotated[str, Field(pattern=r"^0?[0-7]{3}$", description="in octal, such as '0755'")]
+GitUrl = Annotated[str, Field(max_length=2000), AfterValidator(check_url)]
+EndpointUrl = Annotated[str, Field(max_length=2000, pattern=r"^https?://"), AfterValidator(check_url)]
+BucketName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$")]
+SetupCommand = Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_no_nul)]
+SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+"""The name of a secret. Its value is known to the tools worker alone."""
+Glob = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_no_nul)]
+"""A pattern of paths below an entry's source, as .gitignore has them: `*.pdf`, `2026/`, `/top/*.csv`, `**/notes/*.md`."""
+MAX_GLOBS = 100
 
 
-class InlineEntry(Contract):
+class EntryOptions(Contract):
+    """What every entry may say."""
+
+    read_only: bool = False
+    mode: FileMode | None = Field(default=None, description="of every file; null: 0644, and 0755 for what is executable")
+    description: str = Field(default="", max_length=1000, description="told to the model beside the entry's path")
+
+
+class SelectedEntry(EntryOptions):
+    """An entry that may bring many files."""
+
+    include: tuple[Glob, ...] = Field(
+        default=(), max_length=MAX_GLOBS, description="only files that one of these fits; none: all"
+    )
+    exclude: tuple[Glob, ...] = Field(default=(), max_length=MAX_GLOBS, description="no files that one of these fits")
+    max_bytes: int | None = Field(default=None, gt=0, description="of this entry, within the manifest's limits")
+    max_files: int | None = Field(default=None, gt=0, description="of this entry, within the manifest's limits")
+
+
+class InlineEntry(EntryOptions):
     """A file whose text stands in the manifest itself."""
 
     type: Literal["inline"]
     text: str
-    read_only: bool = False
 
 
-class LocalEntry(Contract):
+class LocalEntry(SelectedEntry):
     """A file or directory of the harness's host, under one of the roots that the worker allows."""
 
     type: Literal["local"]
     path: Annotated[str, Field(min_length=1), AfterValidator(_no_nul)] = Field(
         description="relative to an allowed root, or absolute inside one"
     )
-    read_only: bool = False
 
 
-ManifestEntry = Annotated[InlineEntry | LocalEntry, Field(discriminator="type")]
+class GitEntry(SelectedEntry):
+    """The files of one commit of a git repository. The repository itself, and the credential, stay with the harness."""
+
+    type: Literal["git"]
+    url: GitUrl
+    ref: str = Field(default="HEAD", min_length=1, max_length=250, description="a branch, a tag, or a commit in full")
+    subpath: WorkspacePath | None = Field(default=None, description="only this directory or file of it")
+    submodules: bool = Field(default=False, description="also the files of its submodules, from the same host only")
+    secret: SecretName | None = Field(default=None, description="a token (https) or a private key (ssh)")
+
+
+class BucketPlace(Contract):
+    """A place in an object store."""
+
+    bucket: BucketName
+    prefix: str = Field(default="", max_length=1024, description="a hard boundary: nothing outside it is read or written")
+    secret: SecretName | None = Field(default=None, description="null: what the tools worker's own surroundings give it")
+    endpoint: EndpointUrl | None = Field(default=None, description="of a service that is not the provider's own")
+    region: str | None = Field(default=None, pattern=r"^[a-z0-9-]{1,64}$")
+    account: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9-]{1,64}$", description="of Azure or R2")
+    allow_whole_bucket: bool = Field(default=False, description="consent to an empty prefix")
+
+    @model_validator(mode="after")
+    def _prefix_is_a_boundary(self) -> Self:
+        if not self.prefix and not self.allow_whole_bucket:
+            raise ValueError("prefix: empty, which is the whole bucket; name a prefix, or say allow_whole_bucket: true")
+        if self.prefix.startswith("/") or any(part in ("..", ".") for part in self.prefix.split("/")) or "\0" in self.prefix:
+            raise ValueError("prefix: no / at its beginning, and no '.' or '..' in it; it is compared with keys letter by letter")
+        return self
+
+
+class BucketEntry(BucketPlace, SelectedEntry):
+    """The objects of a bucket whose keys start with a prefix, each under the rest of its key.
+
+    A prefix that does not end in `/` is taken as a directory, or as the one object of that key: `claims/2026` never brings
+    `claims/2026-old/x`.
+    """
+
+    type: Literal["s3", "r2", "gcs", "azure"]
+    mode: Literal["copy", "lazy", "presigned"] | FileMode | None = Field(
+        default="copy",
+        description="lazy: names only, the content with the tool `fetch_file`; presigned: a short-lived URL of the one object in "
+        "`<path>.url`; or the mode of every file",
+    )
+    presigned_seconds: int = Field(default=3600, ge=60, le=12 * 3600)
+
+
+class SnapshotEntry(SelectedEntry):
+    """Files of another run's workspace, as they were after one of its steps."""
+
+    type: Literal["snapshot"]
+    run_id: str = Field(min_length=1, max_length=1000)
+    step: int | None = Field(default=None, ge=0, description="null: the last one that there is")
+    path: WorkspacePath | None = Field(default=None, description="only this directory or file of it")
+
+
+ManifestEntry = Annotated[InlineEntry | LocalEntry | GitEntry | BucketEntry | SnapshotEntry, Field(discriminator="type")]
+
+
+class BucketTarget(BucketPlace):
+    """Where outputs go. `{run_id}` in the prefix stands for the run's id, in which what is no letter, digit or ._- becomes _."""
+
+    type: Literal["s3", "r2", "gcs", "azure"]
+    overwrite: bool = Field(default=False, description="replace objects that are there already, whoever made them")
 
 
 class OutputSpec(Contract):
     """A file or directory of the workspace whose content becomes the run's artifacts."""
 
     path: WorkspacePath
+    to: BucketTarget | None = Field(default=None, description="also put them there")
 
 
 class ManifestLimits(Contract):
@@ -74,6 +181,7 @@ class ManifestLimits(Contract):
 
     max_bytes: int = Field(default=2 * 1024**3, gt=0)
     max_files: int = Field(default=100_000, gt=0)
+    setup_seconds: float = Field(default=600, gt=0, le=24 * 3600, description="for each command of `setup`")
 
 
 class Manifest(Contract):
@@ -82,7 +190,13 @@ class Manifest(Contract):
     entries: dict[WorkspacePath, ManifestEntry] = Field(default_factory=dict)
     outputs: tuple[OutputSpec, ...] = (OutputSpec(path="outputs"),)
     environment: dict[str, str] = Field(default_factory=dict, description="plain values; never a credential")
+    setup: tuple[SetupCommand, ...] = Field(
+        default=(), max_length=20, description="commands run in the workspace, in order, before the model is asked for anything"
+    )
     limits: ManifestLimits = ManifestLimits()
+    pins: BlobRef | None = Field(
+        default=None, description="the `inputs` of an earlier run's result: every source must give exactly what it gave then"
+    )
 
     @field_validator("entries", mode="wrap")
     @classmethod

@@ -7,10 +7,16 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 
 import structlog
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.sandbox.port import SandboxError
@@ -21,6 +27,7 @@ from contracts.sandbox import NAMESPACE_LABEL, RUN_LABEL
 EVERY_SECONDS = 600.0
 YOUNGEST_SECONDS = 300.0
 """A sandbox younger than this is never ended: its run may be on its way."""
+_QUERY_TIMEOUT = timedelta(seconds=10)
 _OPEN = (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW)
 
 
@@ -29,6 +36,8 @@ class Standing(StrEnum):
 
     OPEN = "open"
     CLOSED = "closed"
+    MOVED = "elsewhere"
+    """It is open, and goes on in another sandbox: it had lost this one, with the host that has come back since."""
     UNKNOWN = "unknown"
     """The namespace does not know it, or no more."""
     FOREIGN = "foreign"
@@ -53,7 +62,7 @@ def to_sweep(found: Sequence[Found], now: float) -> list[Found]:
     return [
         one
         for one in found
-        if one.standing in (Standing.CLOSED, Standing.UNKNOWN)
+        if one.standing in (Standing.CLOSED, Standing.UNKNOWN, Standing.MOVED)
         and now - one.resident.created_at >= YOUNGEST_SECONDS
         and one.resident.alive is not None
     ]
@@ -64,7 +73,24 @@ async def look(provider: LocalProvider, client: Client) -> list[Found]:
     residents = await provider.inventory()
     mine = {one.labels[RUN_LABEL] for one in residents if _is_of(client, one.labels)}
     standings = dict(zip(mine, await asyncio.gather(*(standing_of(client, run_id) for run_id in mine)), strict=True))
-    return [Found(one, standings[one.labels[RUN_LABEL]] if _is_of(client, one.labels) else Standing.FOREIGN) for one in residents]
+    found = [
+        Found(one, standings[one.labels[RUN_LABEL]] if _is_of(client, one.labels) else Standing.FOREIGN) for one in residents
+    ]
+    return [Found(one.resident, Standing.MOVED) if await _has_moved(client, one) else one for one in found]
+
+
+async def _has_moved(client: Client, one: Found) -> bool:
+    """Whether the run surely has another sandbox than this one now. A run that does not answer may still need it."""
+    if one.standing is not Standing.OPEN or one.run_id is None:
+        return False
+    try:
+        # A dict, because this may be the run of another version.
+        status = await client.get_workflow_handle(one.run_id).query("status", result_type=dict, rpc_timeout=_QUERY_TIMEOUT)
+    except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
+        return False
+    now = status.get("sandbox")
+    mine = one.resident.ref
+    return isinstance(now, dict) and (now.get("id"), now.get("nonce")) != (mine.id, mine.nonce)
 
 
 def _is_of(client: Client, labels: Mapping[str, str]) -> bool:

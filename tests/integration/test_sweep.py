@@ -52,6 +52,20 @@ async def test_the_sandbox_of_a_terminated_run_is_swept(stack: Stack) -> None:
     await until(lambda: not other.exists(), "the end of the other run")
 
 
+async def test_a_sandbox_whose_run_has_moved_is_swept(stack: Stack) -> None:
+    """A host that counted as lost comes back with a sandbox that its run has replaced meanwhile."""
+    handle, its = await busy(stack)
+    record = json.loads((its / "state.json").read_text())
+    left = its.with_name("local-0123456789abcdef")
+    left.mkdir()
+    (left / "state.json").write_text(json.dumps({**record, "id": left.name, "nonce": "another", "pid": 2**22 + 1}))
+    code, out, err = await caisson(stack, "sandboxes", "sweep")
+    assert (code, left.exists(), its.exists()) == (0, False, True), (out, err)
+    assert "elsewhere" in out
+    await handle.cancel()
+    await until(lambda: not its.exists(), "the end of the run")
+
+
 async def test_a_young_sandbox_is_spared(stack: Stack) -> None:
     """For five minutes nobody takes it for a leak."""
     leaked, its = await busy(stack)

@@ -114,7 +114,7 @@ def test_a_nul_in_a_value_is_refused() -> None:
         ({"entries": {"a": {"type": "local", "path": ""}}}, "entries.a.local.path: "),
         ({"entries": {"a": {"type": "local", "path": "x\0y"}}}, "a path holds no NUL character"),
         ({"entries": {"a": {"type": "inline"}}}, "entries.a.inline.text: required, but missing"),
-        ({"entries": {"a": {"type": "inline", "text": "x", "mode": 1}}}, "entries.a.inline.mode: unknown field"),
+        ({"entries": {"a": {"type": "inline", "text": "x", "modes": 1}}}, "entries.a.inline.modes: unknown field"),
         ({"entries": {"a": {"text": "x"}}}, "entries.a: "),
         ({"outputs": [{"path": "/out"}]}, "outputs.0.path: "),
         ({"limits": {"max_bytes": 0}}, "limits.max_bytes: "),

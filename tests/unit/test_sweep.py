@@ -27,9 +27,9 @@ def found(standing: Standing, age: float = OLD, alive: bool | None = True) -> Fo
 
 
 @pytest.mark.parametrize("alive", [True, False])
-@pytest.mark.parametrize("standing", [Standing.CLOSED, Standing.UNKNOWN])
+@pytest.mark.parametrize("standing", [Standing.CLOSED, Standing.UNKNOWN, Standing.MOVED])
 def test_what_no_run_needs_is_ended(standing: Standing, alive: bool) -> None:
-    """A closed run, or one that Temporal does not know: its sandbox goes, and so do the files of a dead one."""
+    """A closed run, one that Temporal does not know, or one in another sandbox by now; the files of a dead one go as well."""
     assert len(to_sweep([found(standing, alive=alive)], NOW)) == 1
 
 
