@@ -223,6 +223,8 @@ def plan_of(spec: AgentSpec) -> RunPlan:
         has_entries=bool(spec.manifest.entries),
         has_schema=spec.output_schema is not None,
         environment=spec.manifest.environment,
+        setup=tuple(command.strip().splitlines()[0][:80] for command in spec.manifest.setup),
+        setup_seconds=spec.manifest.limits.setup_seconds,
         outputs=spec.manifest.outputs,
         model_seconds=spec.model_settings.timeout_seconds,
         shell_seconds=max((tool.max_timeout_seconds for tool in spec.tools if isinstance(tool, ShellTool)), default=60),

@@ -67,7 +67,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield await check_bubblewrap()
     yield check_limits()
     yield await _check_store(settings)
-    yield check_disk(Path(settings.store))
+    place = settings.store_place
+    yield check_disk(Path(place.bucket) if place.kind == "local" else settings.store_cache)
     yield check_agents(settings)
     yield check_prices(settings)
     yield await check_model(settings)
@@ -170,8 +171,11 @@ async def _check_store(settings: Settings) -> Finding:
         await objects.put(key, b"doctor")
         same = await objects.get(key) == b"doctor"
         await objects.delete(key)
-    except StoreError as error:
-        return Finding("blob store", State.FAIL, f"{settings.store}: {error}", "make it writable, or set CAISSON_STORE")
+    except (StoreError, BadInput) as error:
+        remedy = "make it writable, or set CAISSON_STORE"
+        if settings.store_place.kind != "local":
+            remedy = "do what the message says; docs/stores.md tells what each store needs"
+        return Finding("blob store", State.FAIL, f"{settings.store}: {error}", remedy)
     if not same:
         return Finding(
             "blob store", State.FAIL, f"{settings.store}: gives back other bytes than it was given", "use another disk"

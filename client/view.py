@@ -26,6 +26,7 @@ from contracts.activity_names import (
     OPEN_SANDBOX,
     PREPARE_RUN,
     RESTORE_WORKSPACE,
+    RUN_SETUP,
     RUN_SHELL,
     SNAPSHOT_WORKSPACE,
 )
@@ -46,6 +47,7 @@ _ROLES = {
             OPEN_SANDBOX,
             RESTORE_WORKSPACE,
             SNAPSHOT_WORKSPACE,
+            RUN_SETUP,
             RUN_SHELL,
             APPLY_PATCH,
             COLLECT_OUTPUTS,

@@ -23,6 +23,8 @@ from contracts.prepare import (
     RecordEndResult,
     RestoreWorkspaceInput,
     RestoreWorkspaceResult,
+    RunSetupInput,
+    RunSetupResult,
     SnapshotWorkspaceInput,
     SnapshotWorkspaceResult,
 )
@@ -48,6 +50,7 @@ FETCH_MANIFEST = ActivityStub("fetch_manifest", FetchManifestInput, FetchManifes
 OPEN_SANDBOX = ActivityStub("open_sandbox", OpenSandboxInput, OpenSandboxResult)
 RESTORE_WORKSPACE = ActivityStub("restore_workspace", RestoreWorkspaceInput, RestoreWorkspaceResult)
 SNAPSHOT_WORKSPACE = ActivityStub("snapshot_workspace", SnapshotWorkspaceInput, SnapshotWorkspaceResult)
+RUN_SETUP = ActivityStub("run_setup", RunSetupInput, RunSetupResult)
 RUN_SHELL = ActivityStub("run_shell", ToolCallInput, ToolCallResult)
 APPLY_PATCH = ActivityStub("apply_patch", ToolCallInput, ToolCallResult)
 COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)

@@ -45,6 +45,8 @@ class RunPlan(Contract):
     has_entries: bool
     has_schema: bool
     environment: dict[str, str]
+    setup: tuple[str, ...] = Field(default=(), description="each command of the manifest's `setup`, its first line")
+    setup_seconds: float = 600
     outputs: tuple[OutputSpec, ...]
     model_seconds: float = Field(description="the longest time for one model call")
     shell_seconds: float = Field(description="the longest time a command may ask for")
@@ -135,6 +137,23 @@ class RecordEndResult(Contract):
     """The checkpoint as it was written: what no model call will take up any more is in the transcript."""
 
     checkpoint: Checkpoint
+
+
+class RunSetupInput(Contract):
+    """Run one command of the manifest's `setup`. `job_id` makes a retry find what was already started."""
+
+    run_id: str
+    job_id: str
+    sandbox: SandboxRef
+    agent: BlobRef
+    index: int = Field(ge=0, description="which of them")
+    snapshot: SnapshotRef | None
+
+
+class RunSetupResult(Contract):
+    """The command did well, and this is the workspace after it."""
+
+    snapshot: SnapshotRef
 
 
 class CollectOutputsInput(Contract):

@@ -26,7 +26,9 @@ def _word_or_bound(value: Any) -> str:
     return "(bound)" if isinstance(value, (dict, KeepSome)) else "(word)"
 
 
-Keep = Annotated[Annotated[Literal["forever"], Tag("(word)")] | Annotated[KeepSome, Tag("(bound)")], Discriminator(_word_or_bound)]
+Keep = Annotated[
+    Annotated[Literal["forever"], Tag("(word)")] | Annotated[KeepSome, Tag("(bound)")], Discriminator(_word_or_bound)
+]
 
 
 class RetentionRule(Contract):

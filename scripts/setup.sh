@@ -50,10 +50,11 @@ command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 [ -e /usr/bin/python3 ] || missing="$missing python3"
 [ -e /usr/lib/"$(uname -m)"-linux-gnu/libseccomp.so.2 ] || ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || missing="$missing libseccomp2"
 if [ "$kind" = dev ]; then
-    # What tests ask for: clients and servers for the network policy, and a second host.
+    # What tests ask for: clients and servers for the network policy, a second host, and an image with BusyBox only.
     command -v git >/dev/null 2>&1 || missing="$missing git"
     command -v curl >/dev/null 2>&1 || missing="$missing curl"
     command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
+    command -v busybox >/dev/null 2>&1 || missing="$missing busybox-static"
     command -v ip >/dev/null 2>&1 || missing="$missing iproute2"
 fi
 # shellcheck disable=SC2086 # a list of package names

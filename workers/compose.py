@@ -77,6 +77,7 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
         sandbox.apply_patch,
         workspace.restore_workspace,
         workspace.snapshot_workspace,
+        workspace.run_setup,
         workspace.collect_outputs,
     ]
     # Commands outlive their worker, so a short grace loses nothing: the next worker finds them running.

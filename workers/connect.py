@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,18 +17,18 @@ from temporalio.service import RPCError
 
 from activities.store.blobs import BlobStore
 from activities.store.external import BlobStorageDriver
-from activities.store.local import LocalStore
 from contracts.activity_names import ErrorType
 from contracts.base import BadInput
 from workers.settings import Settings
+from workers.stores import open_store
 
 EXTERNAL_BYTES = 128 * 1024
 """Payloads from this size on leave history. Caisson's own are far smaller; this is for what people and their tools send."""
 
 
 def open_blobs(settings: Settings) -> BlobStore:
-    """Open the blob store that the settings name. Raises StoreUnavailable with a remedy."""
-    return BlobStore(LocalStore(Path(settings.store)))
+    """Open the blob store that the settings name. Raises StoreError or BadInput with a remedy."""
+    return BlobStore(open_store(settings))
 
 
 _MOST_INPUTS = 2

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -34,18 +35,77 @@ def _queue_name(name: str) -> str:
     return name
 
 
+_STORES = {
+    "s3": "s3://BUCKET/PREFIX",
+    "r2": "r2://ACCOUNT/BUCKET/PREFIX",
+    "gs": "gs://BUCKET/PREFIX",
+    "azure": "azure://ACCOUNT/CONTAINER/PREFIX",
+}
+_FORMS = "give a directory, " + ", ".join(_STORES.values())
+_ACCOUNT, _BUCKET = re.compile(r"[a-z0-9-]{1,64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+_STORE_PREFIX = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|$))(?:[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*)?")
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """What CAISSON_STORE names: `kind` is `local`, with a directory for its bucket, or a service's scheme."""
+
+    kind: str
+    bucket: str
+    prefix: str = ""
+    account: str = ""
+
+    @classmethod
+    def parse(cls, place: str) -> StorePlace:
+        """Read a CAISSON_STORE. Raises ValueError saying what is expected."""
+        kind, found, rest = place.partition("://")
+        if not found or kind == "file":
+            return cls("local", place.removeprefix("file://"))
+        if kind not in _STORES:
+            raise ValueError(f"{kind}:// is no store; {_FORMS}")
+        if "@" in rest or "?" in rest:
+            raise ValueError("a store's name holds no credential; set CAISSON_STORE_ACCESS_KEY_ID and its like (docs/stores.md)")
+        account, rest = rest.split("/", 1) if kind in ("r2", "azure") and "/" in rest else ("", rest)
+        bucket, _, prefix = rest.partition("/")
+        if kind in ("r2", "azure") and not _ACCOUNT.fullmatch(account):
+            raise ValueError(f"no account and bucket in it; give {_STORES[kind]}")
+        if not _BUCKET.fullmatch(bucket):
+            raise ValueError(f"{bucket!r} is no bucket's name; give {_STORES[kind]}")
+        prefix = prefix.strip("/")
+        if not _STORE_PREFIX.fullmatch(prefix):
+            raise ValueError(f"the prefix {prefix!r} may have parts of letters, digits and ._=- with / between them")
+        return cls(kind, bucket, prefix, account)
+
+
 def _store(place: str) -> str:
-    scheme, found, _ = place.partition("://")
-    if found and scheme != "file":
-        raise ValueError(f"{scheme}:// is not a store that this version has; give a directory")
+    StorePlace.parse(place)
     return place.removeprefix("file://")
+
+
+def _endpoint(url: str) -> str:
+    if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", url):
+        raise ValueError("give http:// or https:// with a host, without a credential, such as https://s3.example.com")
+    return url.rstrip("/")
 
 
 class Settings(Contract):
     """All settings with their defaults. A field's variable is its name in capitals with CAISSON_ before it."""
 
     task_queue: Annotated[str, AfterValidator(_queue_name)] = Field(default="caisson", description="where runs are started")
-    store: Annotated[str, AfterValidator(_store)] = Field(default=".caisson/store", description="directory of the blob store")
+    store: Annotated[str, AfterValidator(_store)] = Field(
+        default=".caisson/store", description=f"the blob store: {_FORMS.removeprefix('give ')}"
+    )
+    store_endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
+        default=None, description="URL of the store's service; default: the provider's own"
+    )
+    store_region: str | None = Field(default=None, pattern=r"^[a-z0-9-]{1,40}$", description="region of an S3 bucket")
+    store_access_key_id: str | None = Field(default=None, description="access key of S3 or R2; default: what the SDK finds")
+    store_secret_key: SecretStr | None = Field(default=None, description="its secret, or the key of an Azure account")
+    store_session_token: SecretStr | None = Field(default=None, description="session token of a temporary S3 credential")
+    store_sas: SecretStr | None = Field(default=None, description="shared access signature of an Azure container")
+    store_credentials_file: Path | None = Field(default=None, description="key file of a Google service account")
+    store_cache: Path = Field(default=Path(".caisson/cache"), description="directory for copies of a remote store's blobs")
+    store_cache_mb: int = Field(default=1024, ge=0, description="its most megabytes; 0: no copies are kept")
     agents: Path = Field(default=Path("agents"), description="directory of named agents, one YAML file each")
     local_roots: tuple[Path, ...] = Field(default=(), description="directories that `local` entries may read, separated by :")
     sandbox_dir: Path = Field(default=Path(".caisson/sandboxes"), description="where local sandboxes live on this host")
@@ -65,6 +125,11 @@ class Settings(Contract):
     openai_base_url: str | None = Field(default=None, pattern=r"^https?://", description="OPENAI_BASE_URL")
 
     @property
+    def store_place(self) -> StorePlace:
+        """The store, taken apart."""
+        return StorePlace.parse(self.store)
+
+    @property
     def sandbox_host(self) -> str:
         """The name of this host's sandboxes: two sandbox directories on one machine are two hosts."""
         name = re.sub(r"[^A-Za-z0-9-]", "-", self.host or socket.gethostname())[:60]
@@ -73,6 +138,7 @@ class Settings(Contract):
 
 _FOREIGN = {"OPENAI_API_KEY": "openai_api_key", "OPENAI_BASE_URL": "openai_base_url"}
 _OWN = {PREFIX + name.upper(): name for name in Settings.model_fields if not name.startswith("openai_")}
+_SECRET = {name for name, field in {**_OWN, **_FOREIGN}.items() if "SecretStr" in str(Settings.model_fields[field].annotation)}
 
 
 def _bare(variable: str) -> str:
@@ -101,7 +167,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         faults = []
         for fault in error.errors(include_url=False):
             name = names[str(fault["loc"][0])]
-            shown = "(hidden)" if name == "OPENAI_API_KEY" else repr(environ.get(name))
+            shown = "(hidden)" if name in _SECRET or "@" in environ.get(name, "") else repr(environ.get(name))
             faults.append(f"{name}: {fault['msg']} (found {shown})")
         raise BadInput("\n".join(faults)) from error
 

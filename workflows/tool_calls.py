@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_c
 from workflows.activities import explain_failure
 from workflows.desk import Desk
 from workflows.policy import decide
-from workflows.workspace import Workspace
+from workflows.workspace import SNAPSHOT_SECONDS, Workspace
 
 with workflow.unsafe.imports_passed_through():
     from pydantic import JsonValue
@@ -29,9 +29,6 @@ with workflow.unsafe.imports_passed_through():
 
 MAX_PARALLEL = 8
 """Activity tools of one step that run at the same time."""
-
-SNAPSHOT_SECONDS = 600
-"""What a call in the sandbox may take beside its command: mostly for the snapshot after it."""
 
 _SANDBOX_TOOLS = {"shell": RUN_SHELL, "apply_patch": APPLY_PATCH}
 

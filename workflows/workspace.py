@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         FETCH_MANIFEST,
         OPEN_SANDBOX,
         RESTORE_WORKSPACE,
+        RUN_SETUP,
         SNAPSHOT_WORKSPACE,
         ActivityStub,
         ErrorType,
@@ -37,12 +38,15 @@ with workflow.unsafe.imports_passed_through():
         FetchManifestInput,
         PrepareRunResult,
         RestoreWorkspaceInput,
+        RunSetupInput,
         SnapshotWorkspaceInput,
     )
     from contracts.run import ArtifactList
     from contracts.sandbox import CloseSandboxInput, OpenSandboxInput, SandboxRef, SandboxSpec
     from contracts.snapshot import SnapshotRef
 
+SNAPSHOT_SECONDS = 600
+"""What a call in the sandbox may take beside its command: mostly for the snapshot after it."""
 MAX_LOSSES = 3
 """Sandboxes that may be lost under one call before the run gives up."""
 FIRST_WAIT, WAIT_FACTOR = 0.2, 5.0
@@ -121,6 +125,23 @@ class Workspace:
             fetched = await call(FETCH_MANIFEST, given, queue=self._queues.tools, summary="read the manifest's entries")
             self.snapshot, self._is_from_manifest = fetched.snapshot, True
         await self._trying(prepared, lambda: self._ready(prepared))
+        if prepared.start is None:
+            await self._set_up(prepared)
+
+    async def _set_up(self, prepared: PrepareRunResult) -> None:
+        for index, shown in enumerate(prepared.plan.setup):
+            self._show(f"setup: {shown}")
+            job_id = f"{self._run_id}/{workflow.info().run_id}/setup/{index}"
+            done = await self.carry_out(
+                prepared,
+                RUN_SETUP,
+                lambda sandbox, snapshot, index=index, job_id=job_id: RunSetupInput(  # type: ignore[misc]
+                    run_id=self._run_id, job_id=job_id, sandbox=sandbox, agent=prepared.agent, index=index, snapshot=snapshot
+                ),
+                summary=f"setup: $ {shown}",
+                seconds=prepared.plan.setup_seconds + SNAPSHOT_SECONDS,
+            )
+            self.snapshot = done.snapshot
 
     async def carry_out(
         self,

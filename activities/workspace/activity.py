@@ -5,27 +5,33 @@ from __future__ import annotations
 import mimetypes
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
 from activities.sandbox.activity import sandbox_errors
-from activities.sandbox.port import FileFault, FileView, Sandbox
+from activities.sandbox.output import render
+from activities.sandbox.port import Command, FileFault, FileView, Sandbox
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.workspace.keeper import WorkspaceKeeper
-from contracts.activity_names import COLLECT_OUTPUTS, RESTORE_WORKSPACE, SNAPSHOT_WORKSPACE
+from contracts.activity_names import COLLECT_OUTPUTS, RESTORE_WORKSPACE, RUN_SETUP, SNAPSHOT_WORKSPACE, ErrorType
 from contracts.blob import BlobRef
 from contracts.prepare import (
     CollectOutputsInput,
     CollectOutputsResult,
     RestoreWorkspaceInput,
     RestoreWorkspaceResult,
+    RunSetupInput,
+    RunSetupResult,
     SnapshotWorkspaceInput,
     SnapshotWorkspaceResult,
 )
 from contracts.run import Artifact, ArtifactList
 
 _FIRST = 50
+SETUP_OUTPUT = 4096
+"""Bytes of a failed setup command's output that people are shown."""
 MAX_ARTIFACTS = 10_000
 
 
@@ -52,6 +58,29 @@ class WorkspaceActivities:
             if not given.keep:
                 return RestoreWorkspaceResult(snapshot=given.snapshot)
             return RestoreWorkspaceResult(snapshot=await self._keeper.snapshot(sandbox, given.snapshot, excludes))
+
+    @activity.defn(name=RUN_SETUP.name)
+    async def run_setup(self, given: RunSetupInput) -> RunSetupResult:
+        """Run one command of the manifest's setup to its end. Raises ApplicationError `BadInput` when it does not do well."""
+        async with beating() as beat, sandbox_errors():
+            spec = (await self._agents.get(given.agent)).spec
+            command = spec.manifest.setup[given.index]
+            sandbox = await self._providers.attach(given.sandbox)
+            beat.details = {"setup": given.index, "command": command[:200]}
+            timeout = spec.manifest.limits.setup_seconds
+            job = Command(job_id=given.job_id, argv=("bash", "-c", command), timeout=timeout, output_limit=SETUP_OUTPUT)
+            result = await sandbox.exec(job)
+            if result.exit_code != 0:
+                said = render(result, timeout, SETUP_OUTPUT, None)
+                raise ApplicationError(
+                    f"manifest.setup[{given.index}]: {command[:200]!r} did not do well, so the model was not asked; "
+                    "correct it, or allow what it needs (sandbox.network.allow, sandbox.limits, manifest.limits.setup_seconds). "
+                    f"{said}",
+                    type=ErrorType.BAD_INPUT,
+                    non_retryable=True,
+                )
+            excludes = spec.sandbox.snapshots.exclude
+            return RunSetupResult(snapshot=await self._keeper.snapshot(sandbox, given.snapshot, excludes))
 
     @activity.defn(name=SNAPSHOT_WORKSPACE.name)
     async def snapshot_workspace(self, given: SnapshotWorkspaceInput) -> SnapshotWorkspaceResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -30,6 +30,9 @@ _RANGE, _UNPACKED = 4 << 20, 8 << 20
 """The most that is read at once, and that what is read at once unpacks to, if it is more than one frame."""
 _PARALLEL = 3
 
+_SAMPLED, _SAMPLE = 8 << 10, 1 << 10
+"""From this size on, two samples of this size tell whether compressing is of any use."""
+
 Buffer = bytes | memoryview
 
 _local = threading.local()
@@ -37,10 +40,8 @@ _local = threading.local()
 
 def compress(raw: bytes) -> bytes:
     """Return `raw` compressed, or itself when that would not make it smaller."""
-    if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(level=LEVEL)
-    packed: bytes = _local.compressor.compress(raw)
-    return packed if len(packed) < len(raw) else raw
+    (stored,) = compress_all([raw])
+    return stored
 
 
 def decompress(stored: Buffer, size: int) -> Buffer:
@@ -59,13 +60,33 @@ def decompress(stored: Buffer, size: int) -> Buffer:
 
 
 def compress_all(raw: list[bytes]) -> list[bytes]:
-    """Return each of many small contents as `compress` does, with hardly a moment in the interpreter."""
+    """Return each of many contents as `compress` does, with hardly a moment in the interpreter.
+
+    Of those that are not quite small a sample is tried first: much of what takes room is packed already, or pictures.
+    """
+    large = [whole for whole in raw if len(whole) >= _SAMPLED]
+    samples = [_slice(whole, 1) + _slice(whole, 2) for whole in large]
+    dense = {id(whole) for whole, packed in zip(large, _pack(samples), strict=True) if len(packed) >= 2 * _SAMPLE}
+    rest = iter(_pack([whole for whole in raw if id(whole) not in dense]))
+    stored: list[bytes] = []
+    for whole in raw:
+        packed = None if id(whole) in dense else next(rest)
+        stored.append(whole if packed is None or len(packed) >= len(whole) else packed.tobytes())
+    return stored
+
+
+def _slice(whole: bytes, third: int) -> bytes:
+    at = len(whole) * third // 3
+    return whole[at : at + _SAMPLE]
+
+
+def _pack(raw: list[bytes]) -> Sequence[zstandard.BufferSegment]:
+    if not raw:
+        return ()
     if not hasattr(_local, "compressor"):
         _local.compressor = zstandard.ZstdCompressor(level=LEVEL)
-    if not raw:
-        return []
-    packed = _local.compressor.multi_compress_to_buffer(raw, threads=1)
-    return [one.tobytes() if len(one) < len(whole) else whole for one, whole in zip(packed, raw, strict=True)]
+    packed: Sequence[zstandard.BufferSegment] = _local.compressor.multi_compress_to_buffer(raw, threads=1)
+    return packed
 
 
 class PackWriter:

@@ -24,7 +24,8 @@ from activities.workspace.tree import DIRECTORY, FILE, HARD_LINK, SYMLINK, Direc
 
 _ROWS = 1 << 19
 """Bytes of rows in one frame."""
-_SAMPLE = 4096
+_SAMPLE = 2048
+"""Bytes of the beginning and the middle of a piece that are compressed to see whether it is worth it."""
 _KINDS = {FILE: b"f", SYMLINK: b"l", HARD_LINK: b"h", DIRECTORY: b"d"}
 
 
@@ -133,7 +134,9 @@ def _batches(rows: list[bytes]) -> Iterator[bytes]:
 
 def _content_frame(data: bytes) -> bytes:
     """Return content as a frame, compressed if that makes it smaller."""
-    if len(zlib.compress(data[:_SAMPLE], 1)) < len(data[:_SAMPLE]) * 9 // 10:
+    half = len(data) // 2
+    sample = data[:_SAMPLE] + data[half : half + _SAMPLE]
+    if len(data) <= 2 * _SAMPLE or len(zlib.compress(sample, 1)) < len(sample) * 9 // 10:
         packed = zlib.compress(data, 1)
         if len(packed) < len(data):
             return _frame(b"C", packed)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import IO
 
-SAMPLE = 4096
-"""Bytes of a piece that are compressed to see whether it is worth it."""
+SAMPLE = 2048
+"""Bytes of the beginning and the middle of a piece that are compressed to see whether it is worth it."""
 
 
 class Packer:
@@ -34,8 +34,10 @@ class Packer:
         self.out.write(data)
 
     def data(self, data: bytes) -> None:
-        """Write content, compressed if that makes it smaller: first its beginning is tried, since much content is not."""
-        if len(data) <= SAMPLE or len(zlib.compress(data[:SAMPLE], 1)) < SAMPLE * 9 // 10:
+        """Write content, compressed if that makes it smaller: some of it is tried first, since much content is not."""
+        half = len(data) // 2
+        sample = data[:SAMPLE] + data[half : half + SAMPLE]
+        if len(data) <= 2 * SAMPLE or len(zlib.compress(sample, 1)) < len(sample) * 9 // 10:
             packed = zlib.compress(data, 1)
             if len(packed) < len(data):
                 self.frame(b"C", packed)
