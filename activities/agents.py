@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -21,12 +22,16 @@ from activities.model.prices import PriceTable
 from activities.store.blobs import BlobStore
 from activities.store.checkpoints import CheckpointStore, NoCheckpoint, RunStart
 from activities.tools.definitions import compose_instructions, uses_sandbox
+from activities.workspace.snapshots import Contents, Scan, SnapshotStore
+from activities.workspace.tree import HARD_LINK, Directory, Entry, find, walk
 from contracts.activity_names import PREPARE_RUN, ErrorType
 from contracts.agent import ActivityTool, AgentSpec, ShellTool
 from contracts.base import BadInput, contract_digest, explain
 from contracts.blob import BlobRef
-from contracts.prepare import ActivityRoute, PrepareRunInput, PrepareRunResult, ResolvedAgent, RunPlan
-from contracts.run import Checkpoint, RunInput
+from contracts.prepare import ActivityRoute, PrepareRunInput, PrepareRunResult, ResolvedAgent, RolePlan, RunPlan
+from contracts.run import Checkpoint, RunInput, SubagentLink
+from contracts.snapshot import SnapshotRef
+from contracts.usage import Budget
 
 
 class AgentDirectory:
@@ -167,7 +172,11 @@ class PrepareActivities:
         request = RunInput.model_validate(given.request)
         try:
             origin, start = await self._origin(request)
+            if request.subagent is not None:
+                request, start = await self._as_subagent(request, request.subagent)
             agent = resolve(request, self._directory, self._default_model, origin)
+            if request.subagent is not None:
+                agent = within(agent, request.subagent)
             price_known = self._prices.of(agent.model) is not None
             if agent.spec.budget.cost_usd is not None and not price_known:
                 raise BadInput(
@@ -181,7 +190,7 @@ class PrepareActivities:
             agent_digest=contract_digest(agent.spec),
             agent_name=agent.spec.name,
             model=agent.model,
-            plan=plan_of(agent.spec),
+            plan=await self._plan(agent.spec, request.subagent),
             task=await self._blobs.put_text(request.task),
             price_known=price_known,
             start=start,
@@ -200,6 +209,42 @@ class PrepareActivities:
         await self._checkpoints.begin(begun)
         return prepared
 
+    async def _as_subagent(self, request: RunInput, link: SubagentLink) -> tuple[RunInput, Checkpoint | None]:
+        """Return the request with its role's agent, and the workspace that it starts from. Raises BadInput."""
+        if link.agent is not None:
+            spec = AgentSpec.model_validate(json.loads(await self._blobs.get(link.agent)))
+            request = request.model_copy(update={"agent": spec})
+        if link.snapshot is None:
+            return request, None
+        snapshot = link.snapshot if link.paths is None else await pick(SnapshotStore(self._blobs), link.snapshot, link.paths)
+        return request, Checkpoint(step=0, snapshot=snapshot)
+
+    async def _plan(self, spec: AgentSpec, link: SubagentLink | None) -> RunPlan:
+        depth = link.depth if link is not None else 0
+        limits = spec.subagent_limits
+        roles = [
+            RolePlan(
+                name=role.name,
+                agent_name=role.agent if isinstance(role.agent, str) else None,
+                agent=await self._blobs.put_json(role.agent.model_dump(mode="json"))
+                if isinstance(role.agent, AgentSpec)
+                else None,
+                workspace=role.workspace,
+                task_queue=role.task_queue,
+                budget_share=role.budget_share,
+            )
+            for role in spec.subagents
+        ]
+        return plan_of(spec).model_copy(
+            update={
+                "roles": tuple(roles),
+                "depth": depth,
+                "depth_left": max(limits.depth - depth, 0) if link is not None else limits.depth,
+                "subagents_left": limits.total if link is None else min(limits.total, link.allowance),
+                "parallel_subagents": limits.parallel,
+            }
+        )
+
     async def _origin(self, request: RunInput) -> tuple[ResolvedAgent | None, Checkpoint | None]:
         """Return the agent and the checkpoint that a run goes on from, if it does. Raises BadInput."""
         if request.from_checkpoint is None:
@@ -211,6 +256,49 @@ class PrepareActivities:
         except NoCheckpoint as error:
             raise BadInput(f"from_checkpoint: {error}") from error
         return ResolvedAgent.model_validate(json.loads(await self._blobs.get(start.agent))), checkpoint
+
+
+def within(agent: ResolvedAgent, link: SubagentLink) -> ResolvedAgent:
+    """Return a subagent with no more budget than its parent gives it. Raises BadInput when it has two workspaces."""
+    if link.snapshot is not None and agent.spec.manifest.entries:
+        raise BadInput(
+            "subagents: the role works on its parent's files, and its agent has manifest.entries of its own; "
+            "give the role `workspace: own`, or take the entries out"
+        )
+    own, given = agent.spec.budget.model_dump(), link.budget.model_dump()
+    least = {name: min((one for one in (own[name], given[name]) if one is not None), default=None) for name in own}
+    return agent.model_copy(update={"spec": agent.spec.model_copy(update={"budget": Budget(**least)})})
+
+
+async def pick(store: SnapshotStore, ref: SnapshotRef, paths: Sequence[str]) -> SnapshotRef:
+    """Store a snapshot of some files and directories of another. Raises BadInput naming one that is not there."""
+    root = (await store.load(ref)).root
+    picked = Directory(root.mode, root.mtime, root.xattrs)
+    for path in paths:
+        parts = [os.fsencode(part) for part in path.split("/") if part not in ("", ".")]
+        there = find(root, b"/".join(parts))
+        if there is None or not parts:
+            raise BadInput(f"subagents: inputs: there is no {path!r} in the parent's workspace; name files or directories of it")
+        here = picked
+        for part in parts[:-1]:
+            below = here.children.setdefault(part, Directory(mtime=root.mtime))
+            if not isinstance(below, Directory) or below.frame is not None:
+                break  # it is brought already, as a part of a directory
+            here = below
+        else:
+            here.children[parts[-1]] = _by_itself(root, there)
+    return await store.save(Scan(picked), Contents(), None)
+
+
+def _by_itself(root: Directory, entry: Entry | Directory) -> Entry | Directory:
+    """Return a part of a tree without hard links, whose files may lie in another part."""
+    if isinstance(entry, Entry):
+        leader = find(root, entry.target) if entry.kind == HARD_LINK else entry
+        return leader if isinstance(leader, Entry) else entry
+    if not any(isinstance(below, Entry) and below.kind == HARD_LINK for _, below in walk(entry)):
+        return entry
+    children = {name: _by_itself(root, below) for name, below in entry.children.items()}
+    return Directory(entry.mode, entry.mtime, entry.xattrs, children)
 
 
 def plan_of(spec: AgentSpec) -> RunPlan:

@@ -47,6 +47,7 @@ from contracts.activity_names import ErrorType
 from contracts.base import BadInput, Contract, explain
 from contracts.run import (
     ApprovalDecision,
+    CheckpointChoice,
     Message,
     PendingApproval,
     Reason,
@@ -140,6 +141,21 @@ class CaissonClient:
                 f"the one there is"
             ) from error
         return RunHandle(self.client, run_id)
+
+    async def fork(
+        self, run_id: str, request: RunInput, *, step: int | None = None, chain: str | None = None, new_id: str | None = None
+    ) -> RunHandle:
+        """Start a run from the checkpoint that another, `run_id`, has after `step` (None: its last), and return at once.
+
+        It has that run's conversation and workspace, and what `request` leaves open of its agent, model and limits; the task is
+        said to the model next. `chain` says which one is meant where an id was used more than once. `new_id` is chosen for you
+        when it is None. Raises what `start` raises; that there is no such checkpoint is the new run's BadInput.
+        """
+        try:
+            origin = CheckpointChoice(run_id=run_id, step=step, chain=chain)
+        except ValidationError as error:
+            raise BadInput(explain(error, "the checkpoint")) from error
+        return await self.start(request.model_copy(update={"from_checkpoint": origin}), new_id)
 
     async def run(self, request: RunInput, run_id: str | None = None) -> RunResult:
         """Start a run and wait for its end. Raises what `start` and `RunHandle.result` raise."""
@@ -285,9 +301,9 @@ def run_not_found(run_id: str, namespace: str) -> RunNotFound:
     return RunNotFound(f"there is no run {run_id!r} in namespace {namespace!r}; correct the id or the namespace")
 
 
-def new_run_id(request: RunInput) -> str:
-    """Choose a run id that says which agent it is and that nobody else has."""
-    agent = request.agent if isinstance(request.agent, str) else request.agent.name if request.agent else "run"
+def new_run_id(request: RunInput, inherited: str = "run") -> str:
+    """Choose a run id that says which agent it is and that nobody else has. `inherited` is the agent of a request without one."""
+    agent = request.agent if isinstance(request.agent, str) else request.agent.name if request.agent else inherited
     return f"{agent}-{uuid.uuid4().hex[:12]}"
 
 

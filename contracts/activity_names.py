@@ -15,6 +15,8 @@ from contracts.model import (
 from contracts.prepare import (
     CollectOutputsInput,
     CollectOutputsResult,
+    DeliverOutputsInput,
+    DeliverOutputsResult,
     FetchManifestInput,
     FetchManifestResult,
     PrepareRunInput,
@@ -27,6 +29,8 @@ from contracts.prepare import (
     RunSetupResult,
     SnapshotWorkspaceInput,
     SnapshotWorkspaceResult,
+    TakeResultsInput,
+    TakeResultsResult,
 )
 from contracts.sandbox import CloseSandboxInput, CloseSandboxResult, OpenSandboxInput, OpenSandboxResult
 
@@ -53,7 +57,9 @@ SNAPSHOT_WORKSPACE = ActivityStub("snapshot_workspace", SnapshotWorkspaceInput, 
 RUN_SETUP = ActivityStub("run_setup", RunSetupInput, RunSetupResult)
 RUN_SHELL = ActivityStub("run_shell", ToolCallInput, ToolCallResult)
 APPLY_PATCH = ActivityStub("apply_patch", ToolCallInput, ToolCallResult)
+TAKE_RESULTS = ActivityStub("take_results", TakeResultsInput, TakeResultsResult)
 COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)
+DELIVER_OUTPUTS = ActivityStub("deliver_outputs", DeliverOutputsInput, DeliverOutputsResult)
 CLOSE_SANDBOX = ActivityStub("close_sandbox", CloseSandboxInput, CloseSandboxResult)
 
 

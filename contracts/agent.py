@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from contracts.base import Contract
 from contracts.manifest import Manifest, check_workspace_path
@@ -199,6 +199,45 @@ class ApprovalPolicy(Contract):
         return self
 
 
+class SubagentRole(Contract):
+    """A kind of subagent that an agent may start: who it is, what it gets to see, and how much it may spend."""
+
+    name: AgentName
+    description: str = Field(min_length=1, max_length=2000, description="told to the model: what it is for, what to tell it")
+    agent: AgentChoice | None = Field(
+        default=None, description="a name in the workers' agent directory, or a whole spec; null means the plain agent"
+    )
+    workspace: Literal["own", "inputs", "fork"] = Field(
+        default="own",
+        description="own: what its agent's manifest names; inputs: the files of its parent's workspace that it is given; "
+        "fork: its parent's whole workspace, into which its changes may be merged back",
+    )
+    task_queue: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="where it runs: other workers, hosts or versions; null: as its parent",
+    )
+    budget_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="of what its parent has left when it is started; its agent's own budget holds as well",
+    )
+
+
+SUBAGENT_TOOLS = ("spawn_agents", "subagents")
+"""The tools that an agent with subagents has beside its own."""
+
+
+class SubagentLimits(Contract):
+    """How far an agent may go with subagents."""
+
+    depth: int = Field(default=1, ge=0, le=5, description="levels below the first run; 1: subagents start none themselves")
+    total: int = Field(default=50, ge=0, le=1000, description="subagents in one run, those below them counted as well")
+    parallel: int = Field(default=10, ge=1, le=100, description="that are going on at one time")
+
+
 class AgentSpec(Contract):
     """One agent. Everything has a default, so that `{}` is an agent with a shell and apply_patch."""
 
@@ -213,10 +252,20 @@ class AgentSpec(Contract):
     approvals: ApprovalPolicy = ApprovalPolicy()
     budget: Budget = Budget()
     output_schema: dict[str, JsonValue] | None = None
+    subagents: tuple[SubagentRole, ...] = Field(default=(), max_length=20)
+    subagent_limits: SubagentLimits = SubagentLimits()
+
+    @model_validator(mode="after")
+    def _role_names_differ(self) -> AgentSpec:
+        names = [role.name for role in self.subagents]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"subagents: the name {twice[0]!r} is used more than once; each role needs its own name")
+        return self
 
     @model_validator(mode="after")
     def _tool_names_differ(self) -> AgentSpec:
-        names = [tool_name(tool) for tool in self.tools]
+        names = [*(tool_name(tool) for tool in self.tools), *(SUBAGENT_TOOLS if self.subagents else ())]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"tools: the name {twice[0]!r} is used more than once; each tool needs its own name")
@@ -242,3 +291,14 @@ class AgentSpec(Contract):
                     "write arguments for an activity tool, command for shell, path for apply_patch"
                 )
         return self
+
+
+def _name_or_spec(value: Any) -> str:
+    return "(spec)" if isinstance(value, (dict, AgentSpec)) else "(name)"
+
+
+AgentChoice = Annotated[Annotated[AgentName, Tag("(name)")] | Annotated[AgentSpec, Tag("(spec)")], Discriminator(_name_or_spec)]
+"""The name of an agent in the workers' agent directory, or a whole spec."""
+
+SubagentRole.model_rebuild()
+AgentSpec.model_rebuild()

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from contracts.agent import AgentChoice
 from contracts.base import Contract
 from contracts.manifest import Manifest
-from contracts.run import MAX_TASK, AgentChoice, RunInput, RunState, RunStatus, not_blank
+from contracts.run import MAX_TASK, RunInput, RunState, RunStatus, not_blank
 from contracts.usage import Budget, Usage
 
 MAX_ITEMS = 1000

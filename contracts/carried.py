@@ -10,7 +10,7 @@ from contracts.base import Contract
 from contracts.blob import BlobRef
 from contracts.model import NewItem
 from contracts.prepare import PrepareRunResult
-from contracts.run import StepSummary
+from contracts.run import ArtifactList, RunStatus, StepSummary
 from contracts.sandbox import SandboxRef
 from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget, Usage
@@ -25,6 +25,24 @@ class Counters(Contract):
     schema_faults: int = 0
     empty_or_cut: int = 0
     unknown_tools: int = 0
+
+
+class ChildReport(Contract):
+    """How a subagent ended, as long as its parent's model was not told of it."""
+
+    name: str
+    role: str
+    run_id: str
+    status: RunStatus
+    reason: str | None = None
+    output: str = ""
+    steps: int = 0
+    tokens: int = 0
+    artifacts: ArtifactList = ArtifactList()
+    base: SnapshotRef | None = None
+    snapshot: SnapshotRef | None = None
+    collect: bool = True
+    merge: bool = False
 
 
 class CarriedRun(Contract):
@@ -48,6 +66,9 @@ class CarriedRun(Contract):
     paused_by: str | None = None
     stopped_by: str | None = None
     counters: Counters = Counters()
+    subagents_left: int | None = None
+    subagent_names: tuple[str, ...] = ()
+    reports: tuple[ChildReport, ...] = Field(default=(), description="of subagents that the model was not told of yet")
     steps: tuple[StepSummary, ...] = ()
     text: str = ""
     model_label: str | None = None

@@ -35,6 +35,17 @@ class ActivityRoute(Contract):
     max_attempts: int
 
 
+class RolePlan(Contract):
+    """What a run must know of a kind of subagent. `agent` is the role's spec as a blob, unless `agent_name` names one."""
+
+    name: str
+    agent_name: str | None = None
+    agent: BlobRef | None = None
+    workspace: str
+    task_queue: str | None = None
+    budget_share: float
+
+
 class RunPlan(Contract):
     """What the workflow itself must know of its agent. The rest (instructions, schemas, entries) stays in the store."""
 
@@ -51,6 +62,11 @@ class RunPlan(Contract):
     model_seconds: float = Field(description="the longest time for one model call")
     shell_seconds: float = Field(description="the longest time a command may ask for")
     activity_tools: dict[str, ActivityRoute]
+    roles: tuple[RolePlan, ...] = ()
+    depth: int = Field(default=0, description="levels below the first run")
+    depth_left: int = Field(default=0, description="levels that there may be below this run")
+    subagents_left: int = Field(default=0, description="that the run may start, with all below them")
+    parallel_subagents: int = 10
 
 
 class PrepareRunInput(Contract):
@@ -82,12 +98,18 @@ class FetchManifestInput(Contract):
 
     run_id: str
     agent: BlobRef
+    chain: str = Field(default="", description="Temporal's first run id of the run, by which a retry finds what is there already")
 
 
 class FetchManifestResult(Contract):
     """What the manifest names, as a snapshot of a workspace that holds just that."""
 
     snapshot: SnapshotRef
+    sources: BlobRef | None = Field(
+        default=None, description="JSON: every entry's source, and each file's path, name there, version, size and SHA-256"
+    )
+    listing: str = Field(default="", description="what lies where, for the model: at most 4 KiB and 60 lines")
+    lazy: BlobRef | None = Field(default=None, description="JSON: what is needed to fetch each file of `lazy` entries")
 
 
 class RestoreWorkspaceInput(Contract):
@@ -156,6 +178,32 @@ class RunSetupResult(Contract):
     snapshot: SnapshotRef
 
 
+class TakeResultsInput(Contract):
+    """Bring what a subagent made into its parent's workspace: its artifacts to `subagents/<name>/`, or its changes of a fork.
+
+    `base` and `theirs` are the snapshots between which it changed the workspace; null where nothing is to be merged.
+    """
+
+    run_id: str
+    name: str
+    sandbox: SandboxRef
+    agent: BlobRef
+    snapshot: SnapshotRef | None
+    artifacts: BlobRef | None = None
+    base: SnapshotRef | None = None
+    theirs: SnapshotRef | None = None
+
+
+class TakeResultsResult(Contract):
+    """What was brought, and the workspace after it. Of a merge with conflicts nothing was brought."""
+
+    snapshot: SnapshotRef
+    files: int = 0
+    merged: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    fault: str | None = Field(default=None, description="why the artifacts were not brought")
+
+
 class CollectOutputsInput(Contract):
     """Read the declared outputs into the store as artifacts."""
 
@@ -168,3 +216,22 @@ class CollectOutputsResult(Contract):
     """The artifacts."""
 
     artifacts: ArtifactList
+
+
+class DeliverOutputsInput(Contract):
+    """Put artifacts where the outputs that have a `to` say. `artifacts` is the index of them: a JSON array of Artifact."""
+
+    run_id: str
+    artifacts: BlobRef
+    outputs: tuple[OutputSpec, ...]
+
+
+class DeliverOutputsResult(Contract):
+    """What was delivered. Unless `complete`, something is missing, and `_caisson.json` was not written there."""
+
+    complete: bool
+    delivered: int = Field(default=0, description="objects that are at their destination now, whoever put them there")
+    total_bytes: int = Field(default=0, description="of them")
+    destinations: tuple[str, ...] = Field(default=(), description="the destinations that are complete")
+    missing: tuple[str, ...] = Field(default=(), description="destination and reason of what is missing, the first 50")
+    missing_count: int = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import AfterValidator, Field, JsonValue
 
-from contracts.agent import AgentName, AgentSpec, ApprovalPolicy
+from contracts.agent import AgentChoice, ApprovalPolicy
 from contracts.base import Contract
 from contracts.blob import BlobRef
 from contracts.manifest import Manifest
@@ -27,12 +27,16 @@ def not_blank(text: str) -> str:
     return text
 
 
-def _name_or_spec(value: Any) -> str:
-    return "(spec)" if isinstance(value, (dict, AgentSpec)) else "(name)"
+class SubagentLink(Contract):
+    """What a run that is a subagent has from its parent. Written by the harness; people have no use for it."""
 
-
-AgentChoice = Annotated[Annotated[AgentName, Tag("(name)")] | Annotated[AgentSpec, Tag("(spec)")], Discriminator(_name_or_spec)]
-"""The name of an agent in the workers' agent directory, or a whole spec."""
+    parent: str = Field(description="the parent's run id")
+    depth: int = Field(ge=1, le=10, description="levels below the first run")
+    allowance: int = Field(ge=0, description="subagents that it may start in turn, with all below them")
+    agent: BlobRef | None = Field(default=None, description="the role's spec, where it is no named agent")
+    budget: Budget = Field(description="what it may spend at most; a limit that is null is its agent's own")
+    snapshot: SnapshotRef | None = Field(default=None, description="of the parent's workspace, which it starts from")
+    paths: tuple[str, ...] | None = Field(default=None, description="the files and directories of it; null: all")
 
 
 class CheckpointChoice(Contract):
@@ -63,6 +67,7 @@ class RunInput(Contract):
     from_checkpoint: CheckpointChoice | None = Field(
         default=None, description="go on from there, with its agent unless one is given; the task is said to the model next"
     )
+    subagent: SubagentLink | None = Field(default=None, description="set by the harness for subagents")
     labels: dict[str, str] = Field(default_factory=dict, description="kept with the run, for the people who look for it")
 
 

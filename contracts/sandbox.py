@@ -53,6 +53,12 @@ class SandboxSpec(Contract):
     fallback: ProviderName | None = Field(
         default=None, description="the provider to go on with when the first cannot give a sandbox"
     )
+    image: str | None = Field(
+        default=None, max_length=512, description="the image or template of the provider to make it of; null: the provider's own"
+    )
+    options: dict[str, Annotated[str, Field(max_length=1024)]] = Field(
+        default_factory=dict, max_length=32, description="what only this provider knows, by the provider's own names"
+    )
     limits: SandboxLimits = SandboxLimits()
     network: NetworkPolicy = NetworkPolicy()
     snapshots: SnapshotPolicy = SnapshotPolicy()

@@ -50,9 +50,13 @@ def _model(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
 
 
 def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.governance.secrets import Secrets
+    from activities.workspace.deliver import DeliverActivities
     from activities.workspace.fetch import ManifestActivities
 
-    return [Crew(queues.tools, [ManifestActivities(blobs, settings.local_roots).fetch_manifest])]
+    secrets = Secrets(settings.secrets)
+    manifest = ManifestActivities(blobs, settings.local_roots, secrets, settings.spool)
+    return [Crew(queues.tools, [manifest.fetch_manifest, DeliverActivities(blobs, secrets).deliver_outputs])]
 
 
 def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
@@ -78,6 +82,7 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
         workspace.restore_workspace,
         workspace.snapshot_workspace,
         workspace.run_setup,
+        workspace.take_results,
         workspace.collect_outputs,
     ]
     # Commands outlive their worker, so a short grace loses nothing: the next worker finds them running.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -25,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
         RUN_SETUP,
         RUN_SHELL,
         SNAPSHOT_WORKSPACE,
+        TAKE_RESULTS,
         ActivityStub,
         ErrorType,
     )
@@ -58,6 +61,7 @@ _RULES = {
     RUN_SETUP.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
     RUN_SHELL.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
     APPLY_PATCH.name: _Rule(seconds=300, attempts=10, longest_wait=10),
+    TAKE_RESULTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     CLOSE_SANDBOX.name: _Rule(seconds=120, attempts=3, longest_wait=10),
 }
@@ -71,10 +75,12 @@ async def call(
     summary: str,
     seconds: float | None = None,
     on_host: bool = False,
+    keep: Callable[[Result], None] | None = None,
 ) -> Result:
     """Run one activity to its end, whatever worker it takes.
 
-    A cancelled run waits here until the activity has cleaned up (its command is dead). Raises ActivityError.
+    A cancelled run waits here until the activity has cleaned up (its command is dead). `keep` is given the result first, also
+    when the run is cancelled and has no more use for it: for what must be put away again. Raises ActivityError.
     """
     rule = _RULES[stub.name]
     result: Result = await workflow.execute_activity(
@@ -93,7 +99,20 @@ async def call(
         ),
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
+    if keep is not None:
+        keep(result)
+    # An activity that is done before it hears of the cancellation returns as if there had been none; the run must not go on.
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
     return result
+
+
+def cancellation_is_seen_to() -> None:
+    """Let a run that has taken note of its cancellation call what is left to do."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
 
 
 def explain_failure(error: ActivityError) -> tuple[str, str]:

@@ -34,14 +34,12 @@ with workflow.unsafe.imports_passed_through():
     from contracts.usage import Budget, Usage, exceeded
 
 from workflows import judge
-from workflows.activities import call, explain_failure
+from workflows.activities import call, cancellation_is_seen_to, explain_failure
+from workflows.children import SIGNAL, Children
 from workflows.desk import Desk, parsed, refused
 from workflows.tool_calls import Outcome, ToolCalls
 from workflows.visibility import details, show_progress, show_start
 from workflows.workspace import LOST, Workspace
-
-EVENT_CAP = 10_000
-"""Events after which a run continues as new even if the server does not suggest it (the server's limit is 51,200)."""
 
 SHOW_EVERY = timedelta(seconds=2)
 """How often search attributes follow the steps of a fast run: each time costs an event and a write of the server's index. A
@@ -65,7 +63,8 @@ class AgentRun:
         self._queues = Queues(workflow.info().task_queue)
         self._desk = Desk(carried)
         self._workspace = Workspace(self._queues, self._run_id, carried, self._show)
-        self._tools = ToolCalls(self._run_id, self._desk, self._workspace, self._enter, self._seconds_left)
+        self._children = Children(self._run_id, self._desk, self._workspace, carried, lambda: self._run, self._spend)
+        self._tools = ToolCalls(self._run_id, self._desk, self._workspace, self._children, self._enter, self._seconds_left)
         self._carried = carried
         self._state = RunState.PREPARING
         self._activity = "preparing"
@@ -91,6 +90,7 @@ class AgentRun:
         except (ActivityError, asyncio.CancelledError) as error:
             if is_cancelled_exception(error):
                 # Whatever was in flight is dead by now. What is left is to put the sandbox away.
+                cancellation_is_seen_to()
                 await self._conclude(RunStatus.CANCELLED, "cancelled", collect=False)
                 raise
             if not isinstance(error, ActivityError):
@@ -107,7 +107,7 @@ class AgentRun:
             run = self._spend_time()
             if self._desk.stopped_by is not None:
                 return await self._conclude(RunStatus.CANCELLED, f"stopped {self._desk.stopped_by}")
-            if (limit := exceeded(run.budget, run.usage)) is not None:
+            if (limit := exceeded(run.budget, run.usage.plus(self._children.reserved()))) is not None:
                 return await self._conclude(RunStatus.BUDGET_EXCEEDED, limit)
 
             answer = await self._call_model()
@@ -120,7 +120,7 @@ class AgentRun:
 
             outcomes = await self._tools.carry_out(answer.calls, self._run.step, self._run.prepared)
             self._complete_step(answer, judged, outcomes)
-            if workflow.info().is_continue_as_new_suggested() or workflow.info().get_current_history_length() > EVENT_CAP:
+            if await self._children.let_continue(self._show):
                 await self._continue_as_new()
 
     async def _prepare(self, request: RunInput) -> CarriedRun:
@@ -199,6 +199,7 @@ class AgentRun:
     async def _conclude(self, status: RunStatus, reason: str | None, *, collect: bool = True) -> RunResult:
         """Collect what was made, end the sandbox, and write the result. Nothing more is accepted from people."""
         self._desk.finished = True
+        await self._children.end_all()
         self._show("collecting results")
         prepared = self._carried.prepared if self._carried else None
         artifacts, complaint = await self._workspace.close(prepared, collect=collect)
@@ -246,10 +247,14 @@ class AgentRun:
         self._take_workspace()
         self._enter(RunState.RUNNING, "resumed")
 
+    def _spend(self, usage: Usage) -> None:
+        """Count what a subagent has used. Its time ran beside that of this run."""
+        self._update(usage=self._run.usage.plus(usage.model_copy(update={"wall_seconds": 0.0})))
+
     async def _continue_as_new(self) -> None:
         # Handlers only write things down, so none is ever half done here; this line keeps that true.
         await workflow.wait_condition(workflow.all_handlers_finished)
-        packed = self._run.model_copy(update={**self._desk.pack(), **self._workspace.pack()})
+        packed = self._run.model_copy(update={**self._desk.pack(), **self._workspace.pack(), **self._children.pack()})
         workflow.continue_as_new(args=[None, packed])
 
     def _seconds_left(self) -> float | None:
@@ -323,6 +328,11 @@ class AgentRun:
         return StepsPage(
             steps=tuple(shown), total=self._carried.step if self._carried else 0, first_kept=known[0].step if known else 0
         )
+
+    @workflow.signal(name=SIGNAL, description='What a parent says to a subagent: {"message": {...}} or {"stop": {...}}.')
+    def from_parent(self, said: JsonValue = None) -> None:
+        """Take down what the parent says, as if a person had said it; what cannot be accepted is left out."""
+        self._desk.hear(said)
 
     @workflow.update(description='Say something to the model: {"text": "..."}.')
     def send_message(self, message: JsonValue = None) -> str:

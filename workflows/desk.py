@@ -132,6 +132,17 @@ class Desk:
         self.extensions.append(parsed(BudgetExtension, raw, "extend_budget"))
         return "the budget is extended"
 
+    def hear(self, said: JsonValue) -> None:
+        """Take down a signal: what an update would refuse is left out, since nobody waits for an answer."""
+        heard = said if isinstance(said, dict) else {}
+        with contextlib.suppress(ApplicationError):
+            if "message" in heard:
+                self.check_message(heard["message"])
+                self.take_message(heard["message"])
+            if "stop" in heard:
+                self.check_stop(heard["stop"])
+                self.stop(heard["stop"])
+
     def extended(self, budget: Budget) -> Budget:
         """Return `budget` with every extension that was not counted yet, once."""
         budget = self.foreseen(budget)

@@ -13,6 +13,7 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_cancelled_exception
 
 from workflows.activities import explain_failure
+from workflows.children import CHILD_TOOLS, Children
 from workflows.desk import Desk
 from workflows.policy import decide
 from workflows.workspace import SNAPSHOT_SECONDS, Workspace
@@ -49,12 +50,14 @@ class ToolCalls:
         run_id: str,
         desk: Desk,
         workspace: Workspace,
+        children: Children,
         enter: Callable[[RunState, str], None],
         seconds_left: Callable[[], float | None],
     ) -> None:
         self._run_id = run_id
         self._desk = desk
         self._workspace = workspace
+        self._children = children
         self._enter = enter
         self._seconds_left = seconds_left
 
@@ -99,6 +102,8 @@ class ToolCalls:
         route = prepared.plan.activity_tools.get(one.name)
         if route is not None:
             return await self._activity_tool(one, route)
+        if one.name in CHILD_TOOLS:
+            return await self._subagents(one, prepared)
         if not prepared.plan.needs_sandbox:
             return _told(one, f"{one.name}: this run has no sandbox", f"{one.name}: no sandbox")
         done = await self._workspace.carry_out(
@@ -145,6 +150,14 @@ class ToolCalls:
                 if decision.allow:
                     return None
                 return f"{one.name}: denied by {decision.by}; it was not run. {decision.reason}".rstrip()
+
+    async def _subagents(self, one: ToolCall, prepared: PrepareRunResult) -> Outcome:
+        if one.arguments.inline is None:
+            return _told(one, f"{one.name}: arguments over 64 KB; say it in fewer words", f"{one.name}: not run")
+        arguments: dict[str, JsonValue] = json.loads(one.arguments.inline)
+        text, is_fault = await self._children.carry_out(one.name, arguments, prepared)
+        line = f"{one.name} → {'not done' if is_fault else text.splitlines()[0]}"
+        return _told(one, text, line[:200])
 
     async def _activity_tool(self, one: ToolCall, route: ActivityRoute) -> Outcome:
         """Run somebody's activity with the call's arguments. Whatever it fails with is an output for the model."""

@@ -42,7 +42,7 @@ with workflow.unsafe.imports_passed_through():
         SnapshotWorkspaceInput,
     )
     from contracts.run import ArtifactList
-    from contracts.sandbox import CloseSandboxInput, OpenSandboxInput, SandboxRef, SandboxSpec
+    from contracts.sandbox import CloseSandboxInput, OpenSandboxInput, OpenSandboxResult, SandboxRef, SandboxSpec
     from contracts.snapshot import SnapshotRef
 
 SNAPSHOT_SECONDS = 600
@@ -257,8 +257,9 @@ class Workspace:
     async def _make(self, prepared: PrepareRunResult, spec: SandboxSpec) -> SandboxRef:
         self._generation += 1
         self._show(f"making a {spec.provider} sandbox")
+        made: list[OpenSandboxResult] = []
         try:
-            opened = await call(
+            await call(
                 OPEN_SANDBOX,
                 OpenSandboxInput(
                     key=f"{self._run_id}/{workflow.info().run_id}/{self._generation}",
@@ -268,14 +269,17 @@ class Workspace:
                 ),
                 queue=self._queues.sandbox,
                 summary=f"make a {spec.provider} sandbox",
+                keep=made.append,
             )
         except ActivityError as error:
             if is_cancelled_exception(error) or spec.fallback is None or explain_failure(error)[0] == ErrorType.BAD_INPUT:
                 raise
             return await self._make(prepared, spec.model_copy(update={"provider": spec.fallback, "fallback": None}))
-        self.sandbox, self._since = opened.sandbox, workflow.now()
-        self._ends_near = _ends_near(opened.sandbox)
-        return opened.sandbox
+        finally:
+            for opened in made:
+                self.sandbox, self._since = opened.sandbox, workflow.now()
+                self._ends_near = _ends_near(opened.sandbox)
+        return made[0].sandbox
 
     async def _lose(self, kind: str, reason: str) -> None:
         """Let go of a lost sandbox, and note what the model must know of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from activities.model.calls import ToolDefinition
 from activities.tools.shell import define_shell
+from activities.tools.subagents import define_subagents
 from contracts.agent import ActivityTool, AgentSpec, ApplyPatchTool, ShellTool
 from contracts.sandbox import WORKSPACE
 
@@ -55,7 +56,7 @@ def define(tool: ShellTool | ApplyPatchTool | ActivityTool) -> ToolDefinition:
 
 def definitions(spec: AgentSpec) -> dict[str, ToolDefinition]:
     """Return the tools of an agent by name, in the spec's order."""
-    return {definition.name: definition for definition in map(define, spec.tools)}
+    return {definition.name: definition for definition in (*map(define, spec.tools), *define_subagents(spec))}
 
 
 def compose_instructions(spec: AgentSpec) -> str:

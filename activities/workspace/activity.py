@@ -15,7 +15,8 @@ from activities.sandbox.port import Command, FileFault, FileView, Sandbox
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.workspace.keeper import WorkspaceKeeper
-from contracts.activity_names import COLLECT_OUTPUTS, RESTORE_WORKSPACE, RUN_SETUP, SNAPSHOT_WORKSPACE, ErrorType
+from activities.workspace.take import take_results
+from contracts.activity_names import COLLECT_OUTPUTS, RESTORE_WORKSPACE, RUN_SETUP, SNAPSHOT_WORKSPACE, TAKE_RESULTS, ErrorType
 from contracts.blob import BlobRef
 from contracts.prepare import (
     CollectOutputsInput,
@@ -26,10 +27,14 @@ from contracts.prepare import (
     RunSetupResult,
     SnapshotWorkspaceInput,
     SnapshotWorkspaceResult,
+    TakeResultsInput,
+    TakeResultsResult,
 )
 from contracts.run import Artifact, ArtifactList
 
 _FIRST = 50
+MAX_TOLD = 200
+"""Paths of a merge that its result names."""
 SETUP_OUTPUT = 4096
 """Bytes of a failed setup command's output that people are shown."""
 MAX_ARTIFACTS = 10_000
@@ -92,6 +97,23 @@ class WorkspaceActivities:
 
     async def _excludes(self, agent: BlobRef) -> tuple[str, ...]:
         return (await self._agents.get(agent)).spec.sandbox.snapshots.exclude
+
+    @activity.defn(name=TAKE_RESULTS.name)
+    async def take_results(self, given: TakeResultsInput) -> TakeResultsResult:
+        """Bring what a subagent made into the workspace: all of a merge, or nothing of it."""
+        async with beating(), sandbox_errors():
+            excludes = await self._excludes(given.agent)
+            sandbox = await self._providers.attach(given.sandbox)
+            # What is there now, whatever has been written in the background since the last call.
+            now = await self._keeper.snapshot(sandbox, given.snapshot, excludes)
+            taken = await take_results(given.model_copy(update={"snapshot": now}), sandbox, self._blobs)
+            return TakeResultsResult(
+                snapshot=await self._keeper.snapshot(sandbox, now, excludes),
+                files=taken.files,
+                merged=taken.merged[:MAX_TOLD],
+                conflicts=taken.conflicts[:MAX_TOLD],
+                fault=taken.fault,
+            )
 
     @activity.defn(name=COLLECT_OUTPUTS.name)
     async def collect_outputs(self, given: CollectOutputsInput) -> CollectOutputsResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectDamaged
@@ -59,7 +59,7 @@ class TreeReader(SnapshotStore):
         return here
 
 
-async def read_file(blobs: BlobStore, entry: Entry) -> AsyncIterator[bytes]:
+async def read_file(blobs: BlobStore, entry: Entry) -> AsyncGenerator[bytes, None]:
     """Yield the content of a regular file from its beginning, each piece checked, in bounded memory.
 
     Raises ObjectMissing, or ObjectDamaged for bytes that are not those that were named; what was yielded before is right.

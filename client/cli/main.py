@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from client.cli import checkup, inspect, runs, sandboxes, say, stack
+from client.cli import checkup, inspect, runs, sandboxes, say, stack, store, travel
 from client.cli.faults import fault_of
 
 HELP = """Run AI agents as durable workflows on Temporal.
@@ -73,6 +73,7 @@ def options(
 app.command()(stack.dev)
 app.command()(stack.worker)
 app.command()(runs.run)
+app.command()(runs.fork)
 app.command()(runs.watch)
 app.command()(runs.result)
 app.command()(say.message)
@@ -83,9 +84,13 @@ app.command()(say.approve)
 app.command()(say.extend)
 app.command()(inspect.transcript)
 app.command()(inspect.artifacts)
+app.command()(travel.files)
+app.command()(travel.diff)
+app.command()(travel.checkout)
 app.command()(inspect.agents)
 app.command()(checkup.doctor)
 app.add_typer(sandboxes.app, name="sandboxes")
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

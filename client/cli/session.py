@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from workers.settings import Settings
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+Chain = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Temporal's first run id, where the run's id was used more than once; else the latest."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to standard output, for programs.")]
 WebUi = Annotated[
     str | None,

@@ -21,7 +21,8 @@ from contracts.base import BadInput
 from contracts.run import PendingApproval, RunResult, RunStatus
 
 COMMANDS = (
-    "dev worker run watch result message pause resume stop approve extend transcript artifacts agents doctor".split()  # noqa: SIM905
+    "dev worker run fork watch result message pause resume stop approve extend "  # noqa: SIM905
+    "transcript artifacts files diff checkout agents doctor".split()
 )
 HEAVY = ("temporalio", "openai", "pydantic", "rich", "structlog", "boto3", "workers", "workflows", "activities", "contracts")
 RUNNER = CliRunner()
@@ -145,6 +146,12 @@ def test_bad_input_is_told_before_anything_is_started(content: bytes, told: list
         (["artifacts", "r", "put", "here"], "caisson artifacts r get DIR"),
         (["artifacts", "r", "get"], "caisson artifacts r get DIR"),
         (["dev", "--run", "absent.json"], "absent.json: cannot be read"),
+        (["fork", "r"], 'caisson fork r --task "..."'),
+        (["fork", "r", "--task", "x", "--agent", "a", "--provider", "p"], "give one of the two"),
+        (["fork", "r", "--task", "x", "--id", " "], "run id ' '"),
+        (["files", "r", "--cat"], "caisson files r PATH --cat"),
+        (["files", "r", "p", "--cat", "--json"], "exclude each other"),
+        (["diff", "r", "--to", "3", "--with", "s"], "--with RUN@STEP"),
     ],
 )
 @pytest.mark.usefixtures("no_server")

@@ -128,6 +128,21 @@ async def test_a_run_is_started_as_the_design_says() -> None:
     assert len(asked.static_summary.encode()) <= 200
 
 
+async def test_a_fork_says_only_where_it_starts_and_what_is_given() -> None:
+    """What is left open stays the first run's, so it must not be sent; a checkpoint that none can be is refused at once."""
+    given = Answers(start=lambda _: None)
+    client = await client_of(given)
+    run = await client.fork("first", RunInput(task="Again.", budget=Budget(steps=3)), step=12, new_id="second")
+    assert run.run_id == given.asked[0].id == "second"
+    assert list(given.asked[0].args) == [
+        {"task": "Again.", "budget": {"steps": 3}, "from_checkpoint": {"run_id": "first", "step": 12, "chain": None}}
+    ]
+    assert (await client.fork("first", RunInput(task="x", agent="analyst"))).run_id.startswith("analyst-")
+    with pytest.raises(BadInput, match="step: "):
+        await client.fork("first", RunInput(task="x"), step=-1)
+    assert len(given.asked) == 2
+
+
 async def test_an_id_that_is_taken_is_refused_by_name() -> None:
     """Nothing was started, and the message says what to do."""
     client = await client_of(Answers(start=failing(WorkflowAlreadyStartedError("taken", "AgentRun"))))
