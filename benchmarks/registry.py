@@ -16,6 +16,8 @@ BENCHMARKS: Mapping[str, str] = {
     "step_overhead": "benchmarks.step_overhead",
     "history_growth": "benchmarks.history_growth",
     "sandbox_start": "benchmarks.sandbox_start",
+    "snapshot": "benchmarks.snapshot",
+    "restore": "benchmarks.restore",
 }
 """Where each benchmark is: a module with an `async def measure(say) -> dict[str, Metric]`."""
 

@@ -152,6 +152,12 @@ class Faults:
     range_error: float = 0
     log: list[str] = field(default_factory=list)
 
+    @classmethod
+    def random(cls, dice: random.Random) -> Faults:
+        """Some of the faults, each in about a third of the calls."""
+        put_error, torn_put, slow_put, flip, missing, range_error = dice.choices([0, 0, 0.3], k=6)
+        return cls(put_error, torn_put, slow_put, flip, missing, range_error)
+
 
 class FaultyStore:
     """A local store that fails as its dice say."""

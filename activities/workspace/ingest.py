@@ -25,7 +25,8 @@ AVERAGE_BYTES, LEAST_BYTES, MOST_BYTES = 1 << 20, 256 << 10, 4 << 20
 """Of the pieces of larger files (FastCDC, doi:10.1109/TPDS.2020.2984632): an insertion changes no piece but its own."""
 _BATCH_BYTES, _BATCH_FILES = 1 << 20, 64
 _WORKERS = 2
-_IN_FLIGHT = 6
+_IN_FLIGHT, _PIECES_IN_FLIGHT = 6, 3
+"""Batches of small files, and pieces of a large one, that are in memory while they are worked on."""
 _READ = 1 << 20
 
 
@@ -92,11 +93,11 @@ class Known(Protocol):
 
 @dataclass(slots=True)
 class _Read:
-    """A small file that was read."""
+    """A small file that is to be stored: its entry, which lacks its piece yet, and its content, if that is not coming already."""
 
-    pending: Pending
-    content: Content
+    entry: Entry
     data: bytes
+    size: int
 
 
 class Ingest:
@@ -131,11 +132,16 @@ class Ingest:
         return content
 
     def _take_small(self, pending: list[Pending], pool: ThreadPoolExecutor) -> list[Pending]:
-        """Read small files one by one here, and hash and compress them beside that. Return those that turn out large."""
-        running: deque[tuple[list[_Read], Future[tuple[list[bytes], list[bytes]]]]] = deque()
+        """Read and hash small files one by one, and compress them beside that. Return those that turn out large.
+
+        Both in this one thread: every short call that leaves the interpreter lock waits to get it back, the longer the more
+        threads there are that do so.
+        """
+        running: deque[tuple[list[_Read], Future[list[bytes]]]] = deque()
         large: list[Pending] = []
+        coming: set[bytes] = set()
         for batch in _batches(pending):
-            reads: list[_Read] = []
+            fresh: list[_Read] = []
             for item in batch:
                 content = self._open(item)
                 if content is None:
@@ -143,31 +149,28 @@ class Ingest:
                 data = _read_small(item, content)
                 if len(data) > WHOLE_BYTES:
                     large.append(item)
-                else:
-                    reads.append(_Read(item, content, data))
-            running.append((reads, pool.submit(self._work_small, [read.data for read in reads])))
+                    continue
+                digest = hashlib.sha256(data).digest()
+                known = self._find(digest) if data else ()
+                _fill(item.entry, content, digest, known or ())
+                if known is None:
+                    # The same content may be on its way already: then it is only looked up when its turn comes.
+                    fresh.append(_Read(item.entry, b"" if digest in coming else data, len(data)))
+                    coming.add(digest)
+            running.append((fresh, pool.submit(compress_all, [read.data for read in fresh if read.data])))
             if len(running) >= _IN_FLIGHT:
                 self._put_small(*running.popleft())
         while running:
             self._put_small(*running.popleft())
         return large
 
-    def _work_small(self, contents: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """Return the digest of each, and each compressed, b"" for what is stored already."""
-        digests = [hashlib.sha256(data).digest() for data in contents]
-        new = {digest: data for digest, data in zip(digests, contents, strict=True) if data and self._find(digest) is None}
-        stored = dict(zip(new, compress_all(list(new.values())), strict=True))
-        return digests, [stored.get(digest, b"") for digest in digests]
-
-    def _put_small(self, reads: list[_Read], worked: Future[tuple[list[bytes], list[bytes]]]) -> None:
-        for read, digest, stored in zip(reads, *worked.result(), strict=True):
-            size = len(read.data)
-            pieces = self._find(digest) if size else ()
-            if pieces is None:
-                piece = Piece(digest, size, self._writer.add(stored))
-                self._fresh[digest] = piece
-                pieces = (piece,)
-            _fill(read.pending.entry, read.content, digest, pieces)
+    def _put_small(self, reads: list[_Read], compressed: Future[list[bytes]]) -> None:
+        stored = iter(compressed.result())
+        for read in reads:
+            digest = read.entry.digest
+            if read.data:
+                self._fresh[digest] = Piece(digest, read.size, self._writer.add(next(stored)))
+            read.entry.pieces = (self._fresh[digest],)
 
     def _find(self, digest: bytes) -> tuple[Piece, ...] | None:
         fresh = self._fresh.get(digest)
@@ -201,8 +204,8 @@ class Ingest:
                         continue
                     running.append(pool.submit(self._work_piece, data))
                     hashing = hasher.submit(whole.update, data)
-                    drain(_IN_FLIGHT)
-                    if len(running) >= _IN_FLIGHT:
+                    drain(_PIECES_IN_FLIGHT)
+                    if len(running) >= _PIECES_IN_FLIGHT:
                         hashing.result()
                 drain(0)
                 if hashing is not None:

@@ -280,7 +280,7 @@ class HostScanner:
 
     def _settle(self, seen: Seen, name: str, ctime: int, content: Content) -> None:
         """Note whether a file that has been read is surely still what was read, as long as its key stays."""
-        if os.fstat(content.fd).st_ctime_ns != ctime or ctime >= self._clock:
+        if _key(os.fstat(content.fd))[0] != ctime or ctime >= self._clock:
             seen.unsure.add(name)
 
     def _open(self, seen: Seen, name: str) -> Content:
