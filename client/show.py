@@ -115,6 +115,8 @@ def approval_lines(run_id: str, approval: PendingApproval) -> Iterator[Text]:
     if len(arguments) > _SHOWN_ARGUMENTS:
         arguments = arguments[:_SHOWN_ARGUMENTS] + f"… (the whole: caisson transcript {quoted(run_id)} --step {approval.step})"
     yield Text(f"approval {approval.approval_id} is needed for {approval.tool}: {arguments}", style="bold yellow")
+    if approval.reason:
+        yield Text(f"  why: {clean(approval.reason)}")
     answer = f"caisson approve {quoted(run_id)} {approval.approval_id} --digest {approval.arguments_digest[:12]}"
     yield Text(f"  to allow it: {answer} --allow")
     yield Text(f'  to deny it:  {answer} --deny --reason "..."')

@@ -238,8 +238,11 @@ def now_lines(glimpse: Glimpse) -> Iterator[Text]:
         elif one.idle > _IDLE_SECONDS:
             yield Text(f"  {_going_on(one)}", style="yellow")
     if report is not None:
-        waiting = f" · {report.queued_messages} messages wait" if report.queued_messages else ""
-        yield Text(f"  {usage_line(report.usage, report.step, report.budget)}{waiting}", style="dim")
+        more = [f"{report.queued_messages} messages wait"] if report.queued_messages else []
+        more += [f"{report.recoveries} sandboxes lost and replaced"] if report.recoveries else []
+        yield Text(" · ".join([f"  {usage_line(report.usage, report.step, report.budget)}", *more]), style="dim")
+        for run_id in report.subagents[:TAIL_LINES]:
+            yield Text(f"  subagent {clean(run_id)} is going on: caisson watch {quoted(run_id)}", style="dim")
 
 
 def _retrying(running: Running) -> str:

@@ -207,6 +207,7 @@ class StatusReport(Contract):
     pending_approvals: tuple[PendingApproval, ...] = ()
     queued_messages: int = 0
     recoveries: int = Field(default=0, description="how often a sandbox was lost and the run went on in another")
+    subagents: tuple[str, ...] = Field(default=(), description="the run ids of those that are going on")
     usage: Usage = Usage()
     budget: Budget = Budget()
     sandbox: SandboxRef | None = None

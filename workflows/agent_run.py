@@ -312,6 +312,7 @@ class AgentRun:
             pending_approvals=tuple(self._desk.pending.values()),
             queued_messages=len(self._desk.messages),
             recoveries=self._workspace.recoveries,
+            subagents=self._children.going,
             usage=run.usage if run else Usage(),
             budget=self._desk.foreseen(run.budget) if run else Budget(),
             sandbox=self._workspace.sandbox,

@@ -79,8 +79,8 @@ class Children:
 
     @property
     def going(self) -> tuple[str, ...]:
-        """The names of those that are going on."""
-        return tuple(self._going)
+        """The run ids of those that are going on."""
+        return tuple(child.run_id for child in self._going.values())
 
     def pack(self) -> dict[str, object]:
         """What a run takes with it when it continues as new: then none is going on."""
