@@ -226,7 +226,7 @@ class Workspace:
                 if kind not in LOST or losses > MAX_LOSSES:
                     raise
                 await self._lose(kind, reason)
-                await workflow.sleep(FIRST_WAIT * WAIT_FACTOR ** (losses - 1))
+                await workflow.sleep(FIRST_WAIT * WAIT_FACTOR ** (losses - 1), summary="before the next sandbox")
 
     async def _ready(self, prepared: PrepareRunResult) -> SandboxRef:
         """Return a sandbox that holds the workspace, made anew where there is none, or its lifetime is about to end."""
@@ -296,7 +296,7 @@ class Workspace:
     async def _put_away_after(self, prepared: PrepareRunResult, idle: float, waiting: asyncio.Task[Any]) -> None:
         left = idle
         while left > 0:
-            await workflow.sleep(left)
+            await workflow.sleep(left, summary="put the sandbox away if the run still waits")
             left = idle - (workflow.now() - self._used_at).total_seconds()
         async with self._lock:
             if waiting.done() or not self._is_ready:
