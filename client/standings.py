@@ -8,7 +8,6 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.store.checkpoints import RunStart
-from activities.store.sweep import Standing
 from contracts.activity_names import ErrorType
 from contracts.base import BadInput, explain
 from contracts.run import RunResult
@@ -27,21 +26,20 @@ class TemporalStandings:
         """See Standings."""
         return {found.id async for found in self._client.list_workflows(_OPEN_RUNS)}
 
-    async def of(self, start: RunStart) -> Standing:
-        """See Standings. Raises RPCError when Temporal cannot say, and BadInput for a result that this version cannot read."""
+    async def is_open(self, start: RunStart) -> bool:
+        """See Standings. Raises RPCError when Temporal cannot say."""
         try:
             described = await self._client.get_workflow_handle(start.run_id).describe()
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                return Standing(is_open=False)
+                return False
             raise
         # A run id may have been used again: only one run of it can be open, the latest.
         is_latest = described.raw_description.workflow_execution_info.first_run_id == start.chain
-        if is_latest and described.status in _OPEN:
-            return Standing(is_open=True)
-        return Standing(is_open=False, result=await self._result(start))
+        return is_latest and described.status in _OPEN
 
-    async def _result(self, start: RunStart) -> RunResult | None:
+    async def result_of(self, start: RunStart) -> RunResult | None:
+        """See Standings. Raises RPCError when Temporal cannot say, and BadInput for a result that this version cannot read."""
         handle: WorkflowHandle[object, object] = self._client.get_workflow_handle(start.run_id, run_id=start.chain)
         try:
             found: object = await handle.result()

@@ -10,9 +10,13 @@ from contextlib import suppress
 
 from pydantic import JsonValue
 
+from activities.store.guard import WriteGuard
 from activities.store.port import ObjectDamaged, ObjectExists, ObjectMissing, ObjectStore
 from contracts.base import canonical_json, sha256_hex
 from contracts.blob import INLINE_LIMIT, BlobRef, Text, preview_of, whole_characters
+
+BLOBS, RECORDS, STAGING, PAYLOADS = "blobs", "records", "staging", "payloads"
+"""The areas of the store. In that of payloads are blobs that only Temporal's histories name."""
 
 _REFERENCE_WORTHY = 256
 """Text up to this many bytes is cheaper to repeat in history than to reference."""
@@ -21,35 +25,32 @@ _REFERENCE_WORTHY = 256
 class BlobStore:
     """The store as Caisson uses it: blobs are written before they are referenced, verified on read, never overwritten."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, area: str = BLOBS) -> None:
         self.objects = objects
+        self._area = area
+        self._guard = WriteGuard(objects)
 
     async def put(self, data: bytes) -> BlobRef:
-        """Store bytes and return their name. Storing what is there already writes nothing."""
+        """Store bytes and return their name. Storing what is there already writes nothing, unless a sweep might remove it."""
         ref = BlobRef(digest=sha256_hex(data), size=len(data))
         await self.put_as(ref, data)
         return ref
 
     async def put_as(self, ref: BlobRef, data: bytes) -> None:
         """Store bytes whose name the caller has made of them already, in a thread of its own."""
-        if not await self.has(ref):
-            await self.objects.put(_blob_key(ref), data)
+        if not await self._is_fresh(ref):
+            await self._write(ref, data)
 
     async def put_surely(self, ref: BlobRef, data: bytes) -> None:
         """Store bytes as `put_as` does, but do not trust what is there already: read it, and write it again if it is damaged.
 
         For what other blobs will lean on for long, and what is hardly ever there before.
         """
-        if await self.has(ref):
+        if await self._is_fresh(ref):
             with suppress(ObjectDamaged, ObjectMissing):
                 await self.get(ref)
                 return
-        await self.objects.put(_blob_key(ref), data)
-
-    async def has(self, ref: BlobRef) -> bool:
-        """Whether the store has a blob, whole as far as its size tells."""
-        found = await self.objects.head(_blob_key(ref))
-        return found is not None and found.size == ref.size
+        await self._write(ref, data)
 
     async def put_chunks(self, staging: str, chunks: AsyncIterator[bytes]) -> BlobRef:
         """Store a stream in bounded memory. `staging` is a name no one else uses meanwhile.
@@ -65,24 +66,25 @@ class BlobStore:
                 size += len(chunk)
                 yield chunk
 
-        key = f"staging/{sha256_hex(staging.encode())}"
+        key = f"{STAGING}/{sha256_hex(staging.encode())}"
         await self.objects.put_stream(key, counted())
         ref = BlobRef(digest=digest.hexdigest(), size=size)
-        if not await self.has(ref):
-            await self.objects.put_stream(_blob_key(ref), self.objects.stream(key))
+        if not await self._is_fresh(ref):
+            target = self._key(ref)
+            await self._guard.write(target, lambda: self.objects.put_stream(target, self.objects.stream(key)))
         await self.objects.delete(key)
         return ref
 
     async def get(self, ref: BlobRef) -> bytes:
         """Read a blob. Raises ObjectMissing, or ObjectDamaged when the bytes are not those that were named."""
-        data = await self.objects.get(_blob_key(ref))
+        data = await self.objects.get(self._key(ref))
         if len(data) != ref.size or sha256_hex(data) != ref.digest:
             raise ObjectDamaged(f"blob {ref.digest}: {len(data)} bytes read do not have this digest; restore it from a copy")
         return data
 
     async def get_part(self, ref: BlobRef, offset: int, length: int) -> bytes:
         """Read some of a blob, unchecked: whoever asks knows the digest of what it reads. Raises ObjectMissing."""
-        return await self.objects.get_range(_blob_key(ref), offset, length)
+        return await self.objects.get_range(self._key(ref), offset, length)
 
     async def get_many(self, refs: Iterable[BlobRef]) -> list[bytes]:
         """Read several blobs at once, in order."""
@@ -91,7 +93,7 @@ class BlobStore:
     async def stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
         """Read a blob in chunks. Raises ObjectDamaged after the last chunk when the bytes are not those that were named."""
         digest, size = hashlib.sha256(), 0
-        async for chunk in self.objects.stream(_blob_key(ref)):
+        async for chunk in self.objects.stream(self._key(ref)):
             digest.update(chunk)
             size += len(chunk)
             yield chunk
@@ -141,12 +143,23 @@ class BlobStore:
             return None
         return value
 
+    async def _is_fresh(self, ref: BlobRef) -> bool:
+        return await self._guard.has_fresh(self._key(ref), ref.size)
 
-def _blob_key(ref: BlobRef) -> str:
-    return f"blobs/{ref.digest[:2]}/{ref.digest}"
+    async def _write(self, ref: BlobRef, data: bytes) -> None:
+        key = self._key(ref)
+        await self._guard.write(key, lambda: self.objects.put(key, data))
+
+    def _key(self, ref: BlobRef) -> str:
+        return blob_key(ref.digest, self._area)
+
+
+def blob_key(digest: str, area: str = BLOBS) -> str:
+    """Return the key of a blob."""
+    return f"{area}/{digest[:2]}/{digest}"
 
 
 def _record_key(name: str) -> str:
     # Names hold run ids, which people choose freely; their digest is a safe key of fixed length.
     digest = sha256_hex(name.encode())
-    return f"records/{digest[:2]}/{digest}"
+    return f"{RECORDS}/{digest[:2]}/{digest}"

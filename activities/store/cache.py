@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from activities.store.port import ObjectInfo, ObjectStore
 
-_BLOB = re.compile(r"blobs/(?:[^/]+/)*([0-9a-f]{64})")
+_BLOB = re.compile(r"(?:blobs|payloads)/(?:[^/]+/)*([0-9a-f]{64})")
 _CHUNK = 1 << 20
 _TEMPORARY, _ABANDONED = ".writing-", 3600.0
 _LOCK = ".lock"

@@ -118,17 +118,6 @@ class CheckpointStore:
         """Every run that the store knows."""
         return self._starts(RUNS)
 
-    async def forget(self, start: RunStart) -> None:
-        """Remove a run's records, its start last. What they named is not touched."""
-        place = _place(start.run_id, start.chain)
-        keys = [found.key async for found in self._objects.list(place)]
-        for key in sorted(keys, key=lambda key: key.endswith("/start")):
-            await self._objects.delete(key)
-
-    async def forget_step(self, start: RunStart, step: int) -> None:
-        """Remove one checkpoint's record."""
-        await self._objects.delete(f"{_place(start.run_id, start.chain)}steps/{step:08d}")
-
     async def _starts(self, prefix: str) -> AsyncIterator[RunStart]:
         async for found in self._objects.list(prefix):
             if found.key.endswith("/start"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import uuid
 from pathlib import Path
 
 from activities.model.transcript import TranscriptStore
 from activities.store.blobs import BlobStore
 from activities.store.checkpoints import CheckpointStore
 from activities.store.local import LocalStore
+from client.standings import TemporalStandings
 from tests.integration.helpers import gate_of
 from tests.integration.stack import Stack
 from tests.integration.test_command import caisson, fresh
@@ -19,6 +21,8 @@ POLICY = """
 rules:
   - label: {retention-test: drop}
     keep: {last: 1}
+  - label: {retention-test: terminated}
+    keep: {days: 1}
   - label: {retention-test: keep}
     keep: {days: 30}
     checkpoints: 1
@@ -31,6 +35,20 @@ def age(stack: Stack, hours: float) -> None:
         if path.is_file():
             at = path.stat().st_mtime - hours * 3600
             os.utime(path, (at, at))
+
+
+async def standings_are_told(stack: Stack, store: CheckpointStore, wanted: dict[str, str | None]) -> None:
+    """Check what Temporal says of runs: open, a result's status, or nothing."""
+    standings = TemporalStandings(stack.dev.client)
+    for run_id, told in wanted.items():
+        start = await store.start_of(run_id)
+        is_open = await standings.is_open(start)
+        result = None if is_open else await standings.result_of(start)
+        assert ("open" if is_open else result and result.status.value) == told
+        # Another run of the same id is not the one that is asked for; one that was never there is not open.
+        assert not await standings.is_open(start.model_copy(update={"chain": str(uuid.uuid4())}))
+        other = start.model_copy(update={"run_id": fresh("never"), "chain": str(uuid.uuid4())})
+        assert (await standings.is_open(other), await standings.result_of(other)) == (False, None)
 
 
 async def test_runs_are_forgotten_and_those_that_are_kept_still_work(stack: Stack, tmp_path: Path) -> None:
@@ -54,6 +72,10 @@ async def test_runs_are_forgotten_and_those_that_are_kept_still_work(stack: Stac
     async with gate_of(stack) as gate:
         going_on = await stack.start("gate", gate.agent, run_id=fresh("open"), labels={"retention-test": "drop"})
         await gate.reached()
+        dead = await stack.start("gate", gate.agent, run_id=fresh("dead"), labels={"retention-test": "terminated"})
+        await stack.until(dead, state="running")
+        await dead.terminate()
+        await standings_are_told(stack, store, {kept: "completed", dead.id: None, going_on.id: "open"})
         garbage = await blobs.put(b"of nobody, and younger than the open run" * 10)
         age(stack, 49)
         sweep = ("store", "sweep", "--policy", str(policy))
@@ -74,6 +96,7 @@ async def test_runs_are_forgotten_and_those_that_are_kept_still_work(stack: Stac
     known = {start.run_id async for start in store.runs()}
     assert {kept, going_on.id} <= known
     assert len({dropped, last} & known) == 1
+    assert dead.id not in known
     start = await store.start_of(kept)
     (step,) = await store.steps_of(start)
     checkpoint = await store.checkpoint(start, step)
