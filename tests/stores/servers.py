@@ -84,8 +84,9 @@ def await_true(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
 class S3Server:
     """SeaweedFS."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, credential: S3Credential = S3_CREDENTIAL) -> None:
         self.port = port
+        self.credential = credential
         self.endpoint = f"http://127.0.0.1:{port}"
         self.admin = self.bucket("any")._client
 
@@ -108,7 +109,7 @@ class S3Server:
     def bucket(self, name: str, endpoint: str | None = None, scheme: str = "s3") -> S3Bucket:
         """Open one."""
         region = "auto" if scheme == "r2" else None
-        return S3Bucket(name, endpoint=endpoint or self.endpoint, region=region, credential=S3_CREDENTIAL, scheme=scheme)
+        return S3Bucket(name, endpoint=endpoint or self.endpoint, region=region, credential=self.credential, scheme=scheme)
 
     def writable(self) -> bool:
         """Whether a bucket can be made and written: the port is open before that."""
@@ -193,21 +194,21 @@ class GcsServer:
 
 
 @contextmanager
-def seaweedfs(directory: Path) -> Iterator[S3Server]:
-    """Run a SeaweedFS."""
+def seaweedfs(directory: Path, credential: S3Credential = S3_CREDENTIAL) -> Iterator[S3Server]:
+    """Run a SeaweedFS that takes one credential."""
     names = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "admin", "admin.grpc")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     options = [f"-{name.replace('.grpc', '')}.port{'.grpc' if '.grpc' in name else ''}={port}" for name, port in ports.items()]
     environment = {
-        "AWS_ACCESS_KEY_ID": S3_CREDENTIAL.access_key_id,
-        "AWS_SECRET_ACCESS_KEY": S3_CREDENTIAL.secret_key,
+        "AWS_ACCESS_KEY_ID": credential.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": credential.secret_key,
         "GOMEMLIMIT": "200MiB",
         "GOGC": "50",
     }
     fixed = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false", "-webdav=false", "-s3.autoCreateBucket=false"]
     command = [str(BIN / "weed"), "-logtostderr=true", "mini", f"-dir={directory}", *fixed, *options]
     with running([*command, "-s3.port.iceberg=0", "-s3.port.lance=0"], directory, ports["s3"], environment):
-        server = S3Server(ports["s3"])
+        server = S3Server(ports["s3"], credential)
         await_true(server.writable, "SeaweedFS")
         yield server
     # It makes these where it cannot be told not to, and leaves them when it is killed.

@@ -24,7 +24,7 @@ from workers.connect import data_converter, open_blobs
 from workers.dev.composefile import Service, read_services
 from workers.dev.options import DevOptions
 from workers.dev.supervisor import Supervised
-from workers.settings import Settings
+from workers.settings import Settings, load_settings
 
 SCRIPTED = "scripted, not a language model"
 _SERVER = "temporal"
@@ -54,7 +54,9 @@ class DevStack:
         self.logs.mkdir(parents=True, exist_ok=True)
         self._lock = _only_one(self._options.state_dir)
         self._started = time.time()
-        self.blobs = open_blobs(Settings(store=str(self._options.state_dir / "store")))
+        # The one that the workers have, with what they are given for it.
+        worker = self.services["workflow-worker"].environment
+        self.blobs = open_blobs(load_settings({name: value for name, value in worker.items() if name.startswith("CAISSON_STORE")}))
         try:
             self._start(_SERVER)
             self.client = await self._server_up()
@@ -84,6 +86,8 @@ class DevStack:
             "DEV_UI_PORT": str(self.ui_port),
             "DEV_MODEL_PORT": str(model_port),
             "DEV_STATE": str(self._options.state_dir),
+            "DEV_STORE": environ.get("CAISSON_STORE") or str(self._options.state_dir / "store"),
+            "DEV_CACHE": environ.get("CAISSON_STORE_CACHE") or str(self._options.state_dir / "cache"),
             "TEMPORAL_ADDRESS": self.address,
         }
         if self._options.scenario is not None:
