@@ -2,7 +2,7 @@
 RUN ?= examples/clinical_records/run.json
 SCENARIO ?= examples/clinical_records/scenario.yaml
 
-.PHONY: run test check soak format dev clean
+.PHONY: run test check soak conformance format dev clean
 
 run: ## start the dev stack, do one run (RUN=file.json), show it live, stop the stack
 	@scripts/setup.sh run
@@ -29,6 +29,14 @@ check: ## the quick half of `make test`
 soak: ## a 2,000-step run through continue-as-new; some minutes
 	@scripts/setup.sh dev
 	.venv/bin/pytest -m soak -o timeout=1800 tests/integration
+
+conformance: ## every check with one provider (PROVIDER=local, docker, e2b-live, ...); hosted ones cost money
+	@scripts/setup.sh dev
+	@test -n "$(PROVIDER)" || { echo "say which: make conformance PROVIDER=name"; exit 2; }
+	@case "$(PROVIDER)" in *-live) test "$(CONFIRM)" = yes || { \
+	    echo "$(PROVIDER) makes real sandboxes with the credentials in your environment, and that costs money."; \
+	    echo "If that is what you want: make conformance PROVIDER=$(PROVIDER) CONFIRM=yes"; exit 2; } ;; esac
+	CONFORMANCE_SUBJECTS="$(PROVIDER)" .venv/bin/pytest tests/conformance -o timeout=900
 
 format:
 	@scripts/setup.sh dev

@@ -18,6 +18,9 @@ BENCHMARKS: Mapping[str, str] = {
     "sandbox_start": "benchmarks.sandbox_start",
     "snapshot": "benchmarks.snapshot",
     "restore": "benchmarks.restore",
+    "materialise": "benchmarks.materialise",
+    "fanout": "benchmarks.fanout",
+    "recovery": "benchmarks.recovery",
 }
 """Where each benchmark is: a module with an `async def measure(say) -> dict[str, Metric]`."""
 

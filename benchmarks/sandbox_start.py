@@ -147,12 +147,18 @@ async def _bare_at_once() -> float:
     return time.perf_counter() - started
 
 
-def _peer() -> dict[str, float]:
-    """Measure the peer in its own environment, which is made when it is not there."""
+def peers_python() -> Path:
+    """Return the Python of the peers' own environment, which is made when it is not there."""
     python = PEERS / "bin/python"
     if not python.exists():
         venv.create(PEERS, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", PEER], check=True)
+    return python
+
+
+def _peer() -> dict[str, float]:
+    """Measure the peer."""
+    python = peers_python()
     script = Path(__file__).parent / "peers/unix_local.py"
     done = subprocess.run([python, script, str(SANDBOXES), str(COMMANDS)], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -13,6 +13,7 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
+from activities.sandbox.providers.local import LocalProvider
 from benchmarks.bare.__main__ import ROLES
 from benchmarks.bare.workflows import QUEUE
 from contracts.activity_names import Queues
@@ -37,16 +38,25 @@ class BenchStack:
 
     async def run(self, scenario: str, steps: int) -> Handle:
         """Do one run of `steps` tool steps and a last answer. Raises RuntimeError if it did not complete."""
-        handle = await self.dev.client.start_workflow(
+        handle = await self.start(scenario, steps)
+        await self.finish(handle, steps)
+        return handle
+
+    async def start(self, scenario: str, steps: int) -> Handle:
+        """Start such a run."""
+        return await self.dev.client.start_workflow(
             "AgentRun",
             {"task": f"Play [{scenario}].", "budget": {"steps": steps + 10}},
             id=f"{scenario}-{uuid.uuid4().hex[:8]}",
             task_queue=Queues(load_settings({}).task_queue).workflow,
         )
+
+    async def finish(self, handle: Handle, steps: int) -> dict[str, Any]:
+        """Wait for its result. Raises RuntimeError if it did not complete."""
         result: dict[str, Any] = await handle.result()
         if result["status"] != "completed" or result["steps"] != steps + 1:
             raise RuntimeError(f"{handle.id} is {result['status']} after {result['steps']} steps: {result['reason']}")
-        return handle
+        return result
 
     async def run_bare(self, workflow: str, *arguments: Any) -> Handle:
         """Do one run of a baseline workflow."""
@@ -97,9 +107,17 @@ async def bench_stack(scenarios: list[dict[str, Any]]) -> AsyncIterator[BenchSta
             finally:
                 for baseline in baselines.values():
                     await baseline.stop()
+                # Those of runs that did not come to their end: sandboxes outlive a stack by design.
+                await _end_sandboxes(state / "sandboxes")
         if notices:
             # A process that died in the middle makes every figure worthless.
             raise RuntimeError("; ".join(notices))
+
+
+async def _end_sandboxes(root: Path) -> None:
+    provider = LocalProvider(root)
+    for ref in await provider.list({}):
+        await provider.kill(ref)
 
 
 def _worker(role: str, dev: DevStack) -> Supervised:

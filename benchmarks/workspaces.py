@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import venv
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
 from activities.workspace.keeper import WorkspaceKeeper
-from benchmarks.sandbox_start import PEER, PEERS
+from benchmarks.sandbox_start import PEERS, peers_python
 from contracts.base import BadInput
 from contracts.sandbox import SandboxSpec
 
@@ -137,23 +136,20 @@ def forget_pages(root: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def peak_memory() -> float:
-    """The most memory that this process has had resident, in MiB. Its start is set by `forget_peak`."""
-    with Path("/proc/self/status").open() as status:
+def peak_memory(process: int | str = "self") -> float:
+    """The most memory that a process has had resident, in MiB; this one's, unless told. Its start is set by `forget_peak`."""
+    with Path(f"/proc/{process}/status").open() as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM:"))
 
 
-def forget_peak() -> None:
+def forget_peak(process: int | str = "self") -> None:
     """Begin to count the most resident memory anew (proc(5), clear_refs)."""
-    Path("/proc/self/clear_refs").write_text("5")
+    Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def peer(tree: Path) -> dict[str, float]:
     """Measure openai-agents' local snapshots of a copy of `tree`, in an environment of its own."""
-    python = PEERS / "bin/python"
-    if not python.exists():
-        venv.create(PEERS, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", PEER], check=True)
+    python = peers_python()
     script = Path(__file__).parent / "peers/local_snapshot.py"
     done = subprocess.run([python, script, tree], capture_output=True, text=True, check=False)
     if done.returncode != 0:

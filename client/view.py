@@ -22,6 +22,8 @@ from contracts.activity_names import (
     CALL_MODEL,
     CLOSE_SANDBOX,
     COLLECT_OUTPUTS,
+    DELIVER_OUTPUTS,
+    FETCH_FILES,
     FETCH_MANIFEST,
     OPEN_SANDBOX,
     PREPARE_RUN,
@@ -29,6 +31,8 @@ from contracts.activity_names import (
     RUN_SETUP,
     RUN_SHELL,
     SNAPSHOT_WORKSPACE,
+    TAKE_RESULTS,
+    WRITE_FILES,
 )
 from contracts.run import RunState, StatusReport, StepSummary
 
@@ -40,7 +44,7 @@ _REPEAT_SECONDS = 30.0
 _ROLES = {
     PREPARE_RUN.name: "workflow",
     CALL_MODEL.name: "model",
-    FETCH_MANIFEST.name: "tools",
+    **{stub.name: "tools" for stub in (FETCH_MANIFEST, FETCH_FILES, DELIVER_OUTPUTS)},
     **{
         stub.name: "sandbox"
         for stub in (
@@ -48,6 +52,8 @@ _ROLES = {
             RESTORE_WORKSPACE,
             SNAPSHOT_WORKSPACE,
             RUN_SETUP,
+            WRITE_FILES,
+            TAKE_RESULTS,
             RUN_SHELL,
             APPLY_PATCH,
             COLLECT_OUTPUTS,

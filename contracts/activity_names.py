@@ -17,6 +17,8 @@ from contracts.prepare import (
     CollectOutputsResult,
     DeliverOutputsInput,
     DeliverOutputsResult,
+    FetchFilesInput,
+    FetchFilesResult,
     FetchManifestInput,
     FetchManifestResult,
     PrepareRunInput,
@@ -31,6 +33,8 @@ from contracts.prepare import (
     SnapshotWorkspaceResult,
     TakeResultsInput,
     TakeResultsResult,
+    WriteFilesInput,
+    WriteFilesResult,
 )
 from contracts.sandbox import CloseSandboxInput, CloseSandboxResult, OpenSandboxInput, OpenSandboxResult
 
@@ -60,6 +64,8 @@ APPLY_PATCH = ActivityStub("apply_patch", ToolCallInput, ToolCallResult)
 TAKE_RESULTS = ActivityStub("take_results", TakeResultsInput, TakeResultsResult)
 COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)
 DELIVER_OUTPUTS = ActivityStub("deliver_outputs", DeliverOutputsInput, DeliverOutputsResult)
+FETCH_FILES = ActivityStub("fetch_files", FetchFilesInput, FetchFilesResult)
+WRITE_FILES = ActivityStub("write_files", WriteFilesInput, WriteFilesResult)
 CLOSE_SANDBOX = ActivityStub("close_sandbox", CloseSandboxInput, CloseSandboxResult)
 
 

@@ -60,6 +60,8 @@ class CarriedRun(Contract):
     generation: int = Field(default=0, description="how many sandboxes the run has asked for")
     recoveries: int = 0
     egress_log: BlobRef | None = None
+    inputs: BlobRef | None = None
+    lazy: BlobRef | None = None
     untold: tuple[str, ...] = Field(default=(), description="what became of a sandbox that the model was not told yet")
     sandbox_seconds: float = 0.0
     messages: tuple[str, ...] = ()

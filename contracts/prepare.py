@@ -8,7 +8,7 @@ from contracts.agent import AgentSpec, ApprovalPolicy
 from contracts.base import Contract
 from contracts.blob import BlobRef, Text
 from contracts.manifest import OutputSpec
-from contracts.run import ArtifactList, Checkpoint, RunStatus
+from contracts.run import ArtifactList, Checkpoint, Delivery, RunStatus
 from contracts.sandbox import SandboxRef, SandboxSpec
 from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget
@@ -153,6 +153,7 @@ class RecordEndInput(Contract):
     artifacts: ArtifactList = ArtifactList()
     output: BlobRef | None = None
     egress_log: BlobRef | None = None
+    inputs: BlobRef | None = None
 
 
 class RecordEndResult(Contract):
@@ -226,12 +227,45 @@ class DeliverOutputsInput(Contract):
     outputs: tuple[OutputSpec, ...]
 
 
-class DeliverOutputsResult(Contract):
-    """What was delivered. Unless `complete`, something is missing, and `_caisson.json` was not written there."""
+class DeliverOutputsResult(Delivery):
+    """What was delivered."""
 
-    complete: bool
-    delivered: int = Field(default=0, description="objects that are at their destination now, whoever put them there")
-    total_bytes: int = Field(default=0, description="of them")
-    destinations: tuple[str, ...] = Field(default=(), description="the destinations that are complete")
-    missing: tuple[str, ...] = Field(default=(), description="destination and reason of what is missing, the first 50")
-    missing_count: int = 0
+
+class FetchFilesInput(Contract):
+    """Read the content of files that were only listed so far. `lazy` is what FetchManifestResult said of them."""
+
+    run_id: str
+    agent: BlobRef
+    lazy: BlobRef
+    paths: tuple[str, ...]
+
+
+class FetchedFile(Contract):
+    """One of them, by its place in the workspace."""
+
+    path: str
+    blob: BlobRef
+
+
+class FetchFilesResult(Contract):
+    """The files that could be read, and for the others the reason, as the model is told it."""
+
+    files: tuple[FetchedFile, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+class WriteFilesInput(Contract):
+    """Put files into the workspace. Repeating it gives the same files."""
+
+    run_id: str
+    sandbox: SandboxRef
+    agent: BlobRef
+    snapshot: SnapshotRef | None
+    files: tuple[FetchedFile, ...]
+
+
+class WriteFilesResult(Contract):
+    """The workspace with them, or why one could not be written."""
+
+    snapshot: SnapshotRef
+    fault: str | None = None

@@ -123,6 +123,17 @@ class ArtifactList(Contract):
     skipped: tuple[str, ...] = Field(default=(), description="what lies in an output directory but is no artifact, and why")
 
 
+class Delivery(Contract):
+    """What of a run's outputs went to where they were to go. Unless `complete`, no `_caisson.json` was written there."""
+
+    complete: bool
+    delivered: int = Field(default=0, description="objects that are at their destination now, whoever put them there")
+    total_bytes: int = Field(default=0, description="of them")
+    destinations: tuple[str, ...] = Field(default=(), description="the destinations that are complete")
+    missing: tuple[str, ...] = Field(default=(), description="destination and reason of what is missing, the first 50")
+    missing_count: int = 0
+
+
 class RunResult(Contract):
     """How a run ended and what it made."""
 
@@ -140,6 +151,10 @@ class RunResult(Contract):
     egress_log: BlobRef | None = Field(
         default=None, description="the sandbox's network connections, as JSON lines, if it had a network"
     )
+    inputs: BlobRef | None = Field(
+        default=None, description="what the manifest's sources gave, file by file, pinned; `manifest.pins` of a later run"
+    )
+    delivery: Delivery | None = Field(default=None, description="of outputs that have a `to`")
     provenance_head: BlobRef | None = Field(default=None, description="the head of the transcript's hash chain")
     recoveries: int = Field(default=0, description="how often a sandbox was lost and the run went on in another")
 

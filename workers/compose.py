@@ -53,16 +53,24 @@ def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     from activities.governance.secrets import Secrets
     from activities.workspace.deliver import DeliverActivities
     from activities.workspace.fetch import ManifestActivities
+    from activities.workspace.lazy_activity import LazyActivities
+    from activities.workspace.sources.git_access import GitReach
 
     secrets = Secrets(settings.secrets)
-    manifest = ManifestActivities(blobs, settings.local_roots, secrets, settings.spool)
-    return [Crew(queues.tools, [manifest.fetch_manifest, DeliverActivities(blobs, secrets).deliver_outputs])]
+    reach = GitReach(settings.git_private, allow_http=settings.git_http, ca_file=settings.git_ca_file)
+    manifest = ManifestActivities(blobs, settings.local_roots, secrets, settings.spool, reach)
+    everything: list[Callable[..., Any]] = [
+        manifest.fetch_manifest,
+        LazyActivities(blobs, secrets).fetch_files,
+        DeliverActivities(blobs, secrets).deliver_outputs,
+    ]
+    return [Crew(queues.tools, everything)]
 
 
 def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     from activities.governance.egress_process import proxy_command
     from activities.sandbox.activity import SandboxActivities
-    from activities.sandbox.port import SandboxProvider
+    from activities.sandbox.port import SandboxAuth, SandboxProvider
     from activities.sandbox.registry import ProviderRegistry, provider_class
     from activities.workspace.activity import WorkspaceActivities
     from activities.workspace.keeper import WorkspaceKeeper
@@ -70,7 +78,22 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
     def local() -> SandboxProvider:
         return provider_class("local")(settings.sandbox_dir, proxy=proxy_command(settings.egress_private))
 
-    providers = ProviderRegistry({"local": local})
+    def e2b() -> SandboxProvider:
+        if settings.e2b_api_key is None:
+            raise SandboxAuth("sandbox.provider: e2b needs E2B_API_KEY; set it in the environment of the sandbox workers alone")
+        where = {"domain": settings.e2b_domain, "api_url": settings.e2b_api_url, "sandbox_url": settings.e2b_sandbox_url}
+        return provider_class("e2b")(settings.e2b_api_key.get_secret_value(), template=settings.e2b_template, **where)
+
+    def modal() -> SandboxProvider:
+        if settings.modal_token_id is None or settings.modal_token_secret is None:
+            raise SandboxAuth(
+                "sandbox.provider: modal needs MODAL_TOKEN_ID and MODAL_TOKEN_SECRET; set them in the environment of the sandbox "
+                "workers alone"
+            )
+        token = settings.modal_token_id, settings.modal_token_secret.get_secret_value()
+        return provider_class("modal")(*token, settings.modal_app, environment=settings.modal_environment)
+
+    providers = ProviderRegistry({"local": local, "e2b": e2b, "modal": modal})
     keeper = WorkspaceKeeper(providers, blobs)
     sandbox = SandboxActivities(providers, blobs, keeper, queues, settings.sandbox_host)
     workspace = WorkspaceActivities(providers, blobs, keeper)
@@ -83,6 +106,7 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
         workspace.snapshot_workspace,
         workspace.run_setup,
         workspace.take_results,
+        workspace.write_files,
         workspace.collect_outputs,
     ]
     # Commands outlive their worker, so a short grace loses nothing: the next worker finds them running.

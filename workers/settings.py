@@ -108,6 +108,15 @@ class Settings(Contract):
     store_cache_mb: int = Field(default=1024, ge=0, description="its most megabytes; 0: no copies are kept")
     agents: Path = Field(default=Path("agents"), description="directory of named agents, one YAML file each")
     local_roots: tuple[Path, ...] = Field(default=(), description="directories that `local` entries may read, separated by :")
+    secrets: Path | None = Field(default=None, description="directory with one file for each secret: the tools worker's alone")
+    spool: Path | None = Field(
+        default=None, description="directory for large objects on their way into the store; default: one among temporary files"
+    )
+    git_private: tuple[IPv4Network | IPv6Network, ...] = Field(
+        default=(), description="address ranges that git entries may reach though not public, such as 10.1.0.0/16, separated by ,"
+    )
+    git_http: bool = Field(default=False, description="whether git entries may use plain http")
+    git_ca_file: Path | None = Field(default=None, description="certificates that git entries trust instead of the system's")
     sandbox_dir: Path = Field(default=Path(".caisson/sandboxes"), description="where local sandboxes live on this host")
     egress_private: tuple[IPv4Network | IPv6Network, ...] = Field(
         default=(), description="address ranges that sandboxes may reach though not public, such as 10.1.0.0/16, separated by ,"
@@ -121,6 +130,15 @@ class Settings(Contract):
         default="auto", description="auto: console on a terminal"
     )
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+    e2b_api_key: SecretStr | None = Field(default=None, description="E2B_API_KEY: the sandbox worker's alone")
+    e2b_template: str = Field(default="base", min_length=1, description="template of E2B sandboxes whose spec names no image")
+    e2b_domain: str | None = Field(default=None, pattern=r"^[a-z0-9.-]+$", description="E2B_DOMAIN: of an E2B of your own")
+    e2b_api_url: str | None = Field(default=None, pattern=r"^https?://", description="E2B_API_URL")
+    e2b_sandbox_url: str | None = Field(default=None, pattern=r"^https?://", description="E2B_SANDBOX_URL")
+    modal_token_id: str | None = Field(default=None, pattern=r"^\S+$", description="MODAL_TOKEN_ID: the sandbox worker's alone")
+    modal_token_secret: SecretStr | None = Field(default=None, description="MODAL_TOKEN_SECRET: the sandbox worker's alone")
+    modal_app: str = Field(default="caisson", pattern=r"^[a-zA-Z0-9-_.]{1,64}$", description="app of Modal that sandboxes are in")
+    modal_environment: str | None = Field(default=None, pattern=r"^\S+$", description="MODAL_ENVIRONMENT: that the app is in")
     openai_api_key: SecretStr | None = Field(default=None, description="OPENAI_API_KEY: the model worker's alone")
     openai_base_url: str | None = Field(default=None, pattern=r"^https?://", description="OPENAI_BASE_URL")
 
@@ -136,7 +154,17 @@ class Settings(Contract):
         return f"{name}-{sha256_hex(str(self.sandbox_dir.resolve()).encode())[:8]}"
 
 
-_FOREIGN = {"OPENAI_API_KEY": "openai_api_key", "OPENAI_BASE_URL": "openai_base_url"}
+_FOREIGN = {
+    "OPENAI_API_KEY": "openai_api_key",
+    "OPENAI_BASE_URL": "openai_base_url",
+    "E2B_API_KEY": "e2b_api_key",
+    "E2B_DOMAIN": "e2b_domain",
+    "E2B_API_URL": "e2b_api_url",
+    "E2B_SANDBOX_URL": "e2b_sandbox_url",
+    "MODAL_TOKEN_ID": "modal_token_id",
+    "MODAL_TOKEN_SECRET": "modal_token_secret",
+    "MODAL_ENVIRONMENT": "modal_environment",
+}
 _OWN = {PREFIX + name.upper(): name for name in Settings.model_fields if not name.startswith("openai_")}
 _SECRET = {name for name, field in {**_OWN, **_FOREIGN}.items() if "SecretStr" in str(Settings.model_fields[field].annotation)}
 
@@ -158,8 +186,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     given: dict[str, object] = {field: environ[name] for name, field in variables.items() if environ.get(name)}
     if "local_roots" in given:
         given["local_roots"] = [part for part in str(given["local_roots"]).split(":") if part]
-    if "egress_private" in given:
-        given["egress_private"] = [part.strip() for part in str(given["egress_private"]).split(",") if part.strip()]
+    for name in ("egress_private", "git_private"):
+        if name in given:
+            given[name] = [part.strip() for part in str(given[name]).split(",") if part.strip()]
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
@@ -195,6 +224,16 @@ def check_role(settings: Settings, roles: frozenset[Role]) -> None:
         raise BadInput(
             f"OPENAI_API_KEY: set in the environment of a {others} worker, which must not hold it; unset it there "
             "(env -u OPENAI_API_KEY caisson worker ...)"
+        )
+    if Role.SANDBOX not in roles and settings.e2b_api_key is not None:
+        raise BadInput(
+            f"E2B_API_KEY: set in the environment of a {', '.join(sorted(roles))} worker, which must not hold it; unset it there "
+            "(env -u E2B_API_KEY -u CAISSON_E2B_API_KEY caisson worker ...)"
+        )
+    if Role.SANDBOX not in roles and settings.modal_token_secret is not None:
+        raise BadInput(
+            f"MODAL_TOKEN_SECRET: set in the environment of a {', '.join(sorted(roles))} worker, which must not hold it; unset it "
+            "there (env -u MODAL_TOKEN_SECRET -u CAISSON_MODAL_TOKEN_SECRET caisson worker ...)"
         )
     if Role.MODEL in roles and Role.SANDBOX in roles:
         raise BadInput("--role: model and sandbox cannot be one process; the key must not be where model-written code is started")

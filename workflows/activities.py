@@ -19,6 +19,8 @@ with workflow.unsafe.imports_passed_through():
         CALL_MODEL,
         CLOSE_SANDBOX,
         COLLECT_OUTPUTS,
+        DELIVER_OUTPUTS,
+        FETCH_FILES,
         FETCH_MANIFEST,
         OPEN_SANDBOX,
         PREPARE_RUN,
@@ -28,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
         RUN_SHELL,
         SNAPSHOT_WORKSPACE,
         TAKE_RESULTS,
+        WRITE_FILES,
         ActivityStub,
         ErrorType,
     )
@@ -62,6 +65,9 @@ _RULES = {
     RUN_SHELL.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
     APPLY_PATCH.name: _Rule(seconds=300, attempts=10, longest_wait=10),
     TAKE_RESULTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
+    FETCH_FILES.name: _Rule(seconds=3600, attempts=5),
+    WRITE_FILES.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
+    DELIVER_OUTPUTS.name: _Rule(seconds=6 * 3600, attempts=10),
     COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     CLOSE_SANDBOX.name: _Rule(seconds=120, attempts=3, longest_wait=10),
 }

@@ -37,9 +37,10 @@ from workflows import judge
 from workflows.activities import call, cancellation_is_seen_to, explain_failure
 from workflows.children import SIGNAL, Children
 from workflows.desk import Desk, parsed, refused
+from workflows.sandboxes import LOST
 from workflows.tool_calls import Outcome, ToolCalls
 from workflows.visibility import details, show_progress, show_start
-from workflows.workspace import LOST, Workspace
+from workflows.workspace import Workspace
 
 SHOW_EVERY = timedelta(seconds=2)
 """How often search attributes follow the steps of a fast run: each time costs an event and a write of the server's index. A
@@ -210,7 +211,7 @@ class AgentRun:
             complaint = await self._write_down(status, answered, artifacts) or complaint
         why = "; ".join(part for part in (reason, complaint) if part) or None
         result = judge.result_of(status, why, self._carried, answered, artifacts)
-        self._result = result.model_copy(update={"egress_log": self._workspace.egress_log})
+        self._result = result.model_copy(update=self._workspace.records())
         self._state = RunState.FINISHED
         self._show(f"finished: {status.value}")
         if self._carried is not None:
@@ -227,6 +228,7 @@ class AgentRun:
             artifacts=artifacts,
             output=answered.text.blob if answered is not None and answered.text is not None else None,
             egress_log=self._workspace.egress_log,
+            inputs=self._workspace.inputs,
         )
         try:
             written = await call(RECORD_END, given, queue=self._queues.workflow, summary="write down the end")

@@ -16,7 +16,8 @@ from workflows.activities import explain_failure
 from workflows.children import CHILD_TOOLS, Children
 from workflows.desk import Desk
 from workflows.policy import decide
-from workflows.workspace import SNAPSHOT_SECONDS, Workspace
+from workflows.sandboxes import SNAPSHOT_SECONDS
+from workflows.workspace import Workspace
 
 with workflow.unsafe.imports_passed_through():
     from pydantic import JsonValue
@@ -31,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
 MAX_PARALLEL = 8
 """Activity tools of one step that run at the same time."""
 
+FETCH_TOOL = "fetch_file"
 _SANDBOX_TOOLS = {"shell": RUN_SHELL, "apply_patch": APPLY_PATCH}
 
 
@@ -104,6 +106,8 @@ class ToolCalls:
             return await self._activity_tool(one, route)
         if one.name in CHILD_TOOLS:
             return await self._subagents(one, prepared)
+        if one.name == FETCH_TOOL:
+            return _told(one, await self._workspace.fetch_files(prepared, _paths(one)), one.summary)
         if not prepared.plan.needs_sandbox:
             return _told(one, f"{one.name}: this run has no sandbox", f"{one.name}: no sandbox")
         done = await self._workspace.carry_out(
@@ -236,6 +240,11 @@ def _bounded(text: str) -> str:
         return text
     half = MAX_ACTIVITY_OUTPUT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _paths(one: ToolCall) -> list[str]:
+    paths: list[str] = json.loads(one.arguments.inline or '{"paths": []}')["paths"]
+    return paths
 
 
 def _told(one: ToolCall, text: str, line: str) -> Outcome:

@@ -61,6 +61,7 @@ class RecordActivities:
                 artifacts=given.artifacts,
                 output=given.output,
                 egress_log=given.egress_log,
+                inputs=given.inputs,
             )
             await self._checkpoints.end(given.run_id, given.chain, end)
             return RecordEndResult(checkpoint=last)

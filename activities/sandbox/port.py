@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from contracts.sandbox import WORKSPACE, JobResult, SandboxRef, SandboxSpec
+from contracts.sandbox import WORKSPACE, JobResult, SandboxLimits, SandboxRef, SandboxSpec
 
 
 class SandboxError(Exception):
@@ -54,6 +54,9 @@ class SessionFault(Exception):
     """A session cannot do what was asked; the message says why. Not a fault of the sandbox."""
 
 
+Network = Literal["none", "allowlist", "open"]
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a provider can do."""
@@ -66,6 +69,23 @@ class Capabilities:
     """Its sandboxes are `InteractiveSandbox`es."""
     host_files: bool = False
     """Its sandboxes are `HostSandbox`es."""
+    network: frozenset[Network] = frozenset({"none"})
+    """Which networks it can give. The spec asks for `none` by saying nothing, for `allowlist` by naming hosts, and for `open`,
+    where nothing stands between the sandbox and the internet, by the option `network: open`."""
+    limits: frozenset[str] = frozenset()
+    """The fields of SandboxLimits that it keeps. Another value than the default for any other field is refused."""
+    lifetime: int | None = None
+    """The longest life of a sandbox, in seconds, whatever the spec says; None where the provider sets no end of its own."""
+    pause: bool = False
+    """It can stop a sandbox and go on with it later, its processes too."""
+    native_snapshot: bool = False
+    """It has snapshots of its own, faster than the harness's; the harness's own work everywhere."""
+    images: bool = False
+    """The spec may name an image."""
+    options: frozenset[str] = frozenset()
+    """The names in `options` of a spec that it knows."""
+    listing: bool = True
+    """`list` finds its sandboxes by their labels. Where it cannot, what a crash leaves ends at the end of its life only."""
 
 
 @dataclass(frozen=True)
@@ -250,3 +270,39 @@ class SandboxProvider(Protocol):
 
         Also of one that has died, as long as it has not been killed.
         """
+
+
+def refuse_what_it_cannot(name: str, capabilities: Capabilities, spec: SandboxSpec) -> None:
+    """Raise BadSandboxSpec for what a spec asks for and provider `name` cannot give, naming the field, the value and the remedy.
+
+    Every provider calls it first in `create`, so that nothing is left out silently.
+    """
+    for field, value in spec.limits:
+        if field not in capabilities.limits and value != SandboxLimits.model_fields[field].default:
+            kept = ", ".join(sorted(capabilities.limits)) or "none"
+            raise BadSandboxSpec(
+                f"sandbox.limits.{field}: {value}: provider {name} does not keep this limit (it keeps: {kept}); "
+                "leave the field out, or choose a provider that keeps it"
+            )
+    if spec.image is not None and not capabilities.images:
+        raise BadSandboxSpec(f"sandbox.image: {spec.image}: provider {name} has no images; leave the field out")
+    for option, chosen in spec.options.items():
+        known = capabilities.options | ({"network"} if "open" in capabilities.network else set())
+        if option not in known or (option == "network" and chosen != "open"):
+            there = ", ".join(sorted(known)) or "none"
+            raise BadSandboxSpec(f"sandbox.options.{option}: {chosen}: provider {name} has no such option; there are: {there}")
+    wanted: Network = "open" if "network" in spec.options else "allowlist" if spec.network.allow else "none"
+    if wanted == "open" and spec.network.allow:
+        raise BadSandboxSpec("sandbox.network.allow: hosts are named, and options.network opens the network to all; choose one")
+    if wanted not in capabilities.network:
+        value, remedy = _NETWORK_REMEDIES[wanted]
+        if wanted == "none" and "open" in capabilities.network:
+            remedy += ", or accept an open network with options: {network: open}"
+        raise BadSandboxSpec(f"sandbox.network.allow: {value}: provider {name} cannot {remedy}")
+
+
+_NETWORK_REMEDIES = {
+    "none": ("[]", "close the network of a sandbox; choose a provider that can"),
+    "allowlist": ("hosts", "limit the network to some hosts; leave the field out, or choose a provider that can"),
+    "open": ("[]", "open the network; name the hosts that are needed"),
+}

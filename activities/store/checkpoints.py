@@ -47,6 +47,7 @@ class RunEnd(Contract):
     artifacts: ArtifactList = ArtifactList()
     output: BlobRef | None = None
     egress_log: BlobRef | None = None
+    inputs: BlobRef | None = None
 
 
 class NoCheckpoint(Exception):

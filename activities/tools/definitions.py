@@ -36,6 +36,13 @@ as many @@ lines as make the place unique. `*** Move to:` is optional and may st
 ties it to the end of the file. An existing file is changed with Update, never with Add."""
 
 
+MAX_FETCHED = 100
+"""Files that one call may bring."""
+_FETCH = """\
+Bring files into the workspace that are only listed so far: those below {places}. Each of these directories has a file
+.caisson-lazy.json with the path and size of every file there is. Give paths in the workspace, as many as you need at once."""
+
+
 def define(tool: ShellTool | ApplyPatchTool | ActivityTool) -> ToolDefinition:
     """Return what the model is told of one tool."""
     if isinstance(tool, ShellTool):
@@ -56,7 +63,24 @@ def define(tool: ShellTool | ApplyPatchTool | ActivityTool) -> ToolDefinition:
 
 def definitions(spec: AgentSpec) -> dict[str, ToolDefinition]:
     """Return the tools of an agent by name, in the spec's order."""
-    return {definition.name: definition for definition in (*map(define, spec.tools), *define_subagents(spec))}
+    every = (*map(define, spec.tools), *define_subagents(spec), *define_fetch(spec))
+    return {definition.name: definition for definition in every}
+
+
+def define_fetch(spec: AgentSpec) -> list[ToolDefinition]:
+    """Return the tool that brings files of `lazy` entries; none for an agent that has no such entries."""
+    lazy = [place for place, entry in spec.manifest.entries.items() if getattr(entry, "mode", None) == "lazy"]
+    if not lazy:
+        return []
+    parameters = {
+        "type": "object",
+        "properties": {
+            "paths": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_FETCHED}
+        },
+        "required": ["paths"],
+        "additionalProperties": False,
+    }
+    return [ToolDefinition("fetch_file", _FETCH.format(places=", ".join(f"{place}/" for place in lazy)), parameters)]
 
 
 def compose_instructions(spec: AgentSpec) -> str:

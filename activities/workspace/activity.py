@@ -11,12 +11,20 @@ from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
 from activities.sandbox.activity import sandbox_errors
 from activities.sandbox.output import render
-from activities.sandbox.port import Command, FileFault, FileView, Sandbox
+from activities.sandbox.port import Command, FileChange, FileFault, FileView, Sandbox
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.workspace.keeper import WorkspaceKeeper
 from activities.workspace.take import take_results
-from contracts.activity_names import COLLECT_OUTPUTS, RESTORE_WORKSPACE, RUN_SETUP, SNAPSHOT_WORKSPACE, TAKE_RESULTS, ErrorType
+from contracts.activity_names import (
+    COLLECT_OUTPUTS,
+    RESTORE_WORKSPACE,
+    RUN_SETUP,
+    SNAPSHOT_WORKSPACE,
+    TAKE_RESULTS,
+    WRITE_FILES,
+    ErrorType,
+)
 from contracts.blob import BlobRef
 from contracts.prepare import (
     CollectOutputsInput,
@@ -29,6 +37,8 @@ from contracts.prepare import (
     SnapshotWorkspaceResult,
     TakeResultsInput,
     TakeResultsResult,
+    WriteFilesInput,
+    WriteFilesResult,
 )
 from contracts.run import Artifact, ArtifactList
 
@@ -97,6 +107,22 @@ class WorkspaceActivities:
 
     async def _excludes(self, agent: BlobRef) -> tuple[str, ...]:
         return (await self._agents.get(agent)).spec.sandbox.snapshots.exclude
+
+    @activity.defn(name=WRITE_FILES.name)
+    async def write_files(self, given: WriteFilesInput) -> WriteFilesResult:
+        """Put files into the workspace, each whole or not at all."""
+        async with beating() as beat, sandbox_errors():
+            sandbox = await self._providers.attach(given.sandbox)
+            fault = None
+            for done, one in enumerate(given.files):
+                beat.details = {"written": done, "of": len(given.files)}
+                try:
+                    await sandbox.change([FileChange(one.path, await self._blobs.get(one.blob))])
+                except FileFault as found:
+                    fault = str(found)
+                    break
+            snapshot = await self._keeper.snapshot(sandbox, given.snapshot, await self._excludes(given.agent))
+            return WriteFilesResult(snapshot=snapshot, fault=fault)
 
     @activity.defn(name=TAKE_RESULTS.name)
     async def take_results(self, given: TakeResultsInput) -> TakeResultsResult:

@@ -1,188 +1,273 @@
 """The harness's half of materialising a manifest: reading what it names into the store, as the snapshot of a workspace.
 
-The sandbox worker only ever sees the resulting snapshot, so no source's credential or path comes near model-written code.
+The sandbox worker only ever sees the resulting snapshot, so no source's credential or path comes near model-written code. Every
+entry is listed, and everything that can be refused is refused, before anything is fetched.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from pydantic import JsonValue
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.agents import AgentReader
+from activities.governance.egress_policy import matches
+from activities.governance.secrets import Secrets
 from activities.heartbeat import Beat, beating
 from activities.store.blobs import BlobStore
-from activities.workspace.ingest import Content, Pending
-from activities.workspace.snapshots import Contents, Scan, SnapshotStore
-from activities.workspace.tree import FILE, Directory, Entry
+from activities.workspace.fetch_report import (
+    SourceFile,
+    SourceRecord,
+    check_pinned,
+    listing,
+    put_records,
+    read_pins,
+    source_of,
+)
+from activities.workspace.fetch_save import Fetching, owner_of
+from activities.workspace.fetch_spool import RunSpool, Spool, identity_of
+from activities.workspace.fetch_tree import Alike, TreeBuilder, check_name, naming
+from activities.workspace.sources.bucket import BucketFiles, open_bucket
+from activities.workspace.sources.inline import InlineSource, in_memory
+from activities.workspace.sources.local import LocalSource
+from activities.workspace.sources.port import Found, Source
+from activities.workspace.sources.select import Selection
+from activities.workspace.sources.snapshot import SnapshotSource
+from activities.workspace.tree import Entry
 from contracts.activity_names import FETCH_MANIFEST, ErrorType
-from contracts.base import BadInput
-from contracts.manifest import InlineEntry, LocalEntry, Manifest, ManifestLimits
+from contracts.agent import AgentSpec
+from contracts.base import BadInput, canonical_json, contract_digest, sha256_hex
+from contracts.manifest import BucketEntry, GitEntry, InlineEntry, LocalEntry, ManifestEntry, SnapshotEntry
 from contracts.prepare import FetchManifestInput, FetchManifestResult
+from contracts.snapshot import SnapshotRef
 
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-TIME_OF_NO_FILE = 946_684_800_000_000_000
-"""The modification time of what has none: 2000-01-01, always the same, so that equal manifests make equal workspaces; and no
-earlier, because zip archives cannot hold times before 1980."""
+if TYPE_CHECKING:
+    from activities.workspace.sources.git_access import GitReach
 
-
-@dataclass(frozen=True)
-class Found:
-    """A file or, without a source, a directory that an entry brings. `source` is a file of this host, or the bytes themselves."""
-
-    path: str
-    mode: int
-    size: int = 0
-    mtime: int = TIME_OF_NO_FILE
-    source: Path | bytes | None = None
+MOST_LISTED = 500_000
+"""What a source may list for an entry with patterns, of which most may be left out."""
+LAZY_NAMES = ".caisson-lazy.json"
 
 
 class ManifestActivities:
-    """Reads manifest sources. Local ones only below the allowed roots."""
+    """Reads manifest sources. Local ones only below the allowed roots. `spool` is where large objects lie meanwhile."""
 
-    def __init__(self, blobs: BlobStore, roots: Sequence[Path]) -> None:
-        self._snapshots = SnapshotStore(blobs)
+    def __init__(
+        self,
+        blobs: BlobStore,
+        roots: Sequence[Path],
+        secrets: Secrets | None = None,
+        spool: Path | None = None,
+        git_reach: GitReach | None = None,
+    ) -> None:
+        self._blobs = blobs
         self._roots = [root.resolve() for root in roots]
         self._agents = AgentReader(blobs)
+        self._secrets = secrets or Secrets(None)
+        self._spool = Spool(spool)
+        self._git_reach = git_reach
 
     @activity.defn(name=FETCH_MANIFEST.name)
     async def fetch_manifest(self, given: FetchManifestInput) -> FetchManifestResult:
         """Store everything the manifest names. Raises ApplicationError `BadInput` naming entry, reason and remedy."""
         async with beating() as beat:
-            manifest = (await self._agents.get(given.agent)).spec.manifest
+            spec = (await self._agents.get(given.agent)).spec
+            owner = owner_of(given.run_id, given.chain)
             try:
-                scan = await asyncio.to_thread(self._tree, manifest, beat)
-                snapshot = await self._snapshots.save(scan, Contents(), None)
+                spool = self._spool.of(owner)
+                attempt = _Attempt(self._blobs, spec, self._open_source, spool, beat)
+                try:
+                    result = await attempt.run(owner)
+                except BadInput:
+                    spool.clear()
+                    raise
             except BadInput as error:
                 raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from None
-            return FetchManifestResult(snapshot=snapshot)
+            spool.clear()
+            return result
 
-    def _tree(self, manifest: Manifest, beat: Beat) -> Scan:
-        root = Directory(mtime=TIME_OF_NO_FILE)
-        pending: list[Pending] = []
-        total, limits = 0, manifest.limits
-        for place, entry in sorted(manifest.entries.items()):
-            for item in self._inline(place, entry) if isinstance(entry, InlineEntry) else self._local(place, entry, limits):
-                if item.source is None:
-                    _directory_at(root, item.path).mode = item.mode
-                    continue
-                total += item.size
-                if len(pending) >= limits.max_files:
-                    raise _over(place, "files", limits.max_files)
-                if total > limits.max_bytes:
-                    raise _over(place, "bytes", limits.max_bytes)
-                pending.append(_pending(root, place, item))
-                beat.details = {"entry": place, "files": len(pending), "bytes": total}
-        return Scan(root, pending)
+    def _open_source(self, place: str, entry: ManifestEntry, spool: RunSpool, pin: str) -> Source:
+        match entry:
+            case InlineEntry():
+                return InlineSource(entry)
+            case LocalEntry():
+                return LocalSource(entry, self._roots)
+            case SnapshotEntry():
+                return SnapshotSource(entry, name_of(place, entry), self._blobs, spool)
+            case BucketEntry():
+                return BucketFiles(entry, name_of(place, entry), partial(open_bucket, entry, self._secrets), spool)
+            case GitEntry():
+                # What it needs is only imported where it is used.
+                from activities.workspace.sources.git import GitSource
 
-    def _inline(self, place: str, entry: InlineEntry) -> Iterator[Found]:
-        data = entry.text.encode()
-        yield Found(place, 0o444 if entry.read_only else 0o644, len(data), source=data)
-
-    def _local(self, place: str, entry: LocalEntry, limits: ManifestLimits) -> Iterator[Found]:
-        source = self._allowed(place, entry.path)
-        if source.is_dir():
-            yield from _directory(place, source, source, entry.read_only)
-        else:
-            yield _file(place, source, place, entry.read_only)
-
-    def _allowed(self, place: str, path: str) -> Path:
-        """Resolve a local entry's path to a real one below an allowed root, whatever links lie on the way."""
-        given = Path(path)
-        roots = ", ".join(map(str, self._roots)) or "none"
-        for root in self._roots:
-            real = Path(os.path.realpath(root / given))
-            if real.is_relative_to(root) and real.exists():
-                return real
-        field = f"manifest.entries.{place}.path"
-        if any(Path(os.path.realpath(root / given)).is_relative_to(root) for root in self._roots):
-            raise BadInput(f"{field}: {path!r} does not exist below the allowed roots ({roots}); correct the path")
-        raise BadInput(f"{field}: {path!r} is not below an allowed root ({roots}); move the data, or set CAISSON_LOCAL_ROOTS")
+                secret = None if entry.secret is None else self._secrets.text(entry.secret)
+                wanted = Selection(entry.include, entry.exclude)
+                return GitSource(
+                    entry,
+                    secret,
+                    spool.folder(),
+                    reach=self._git_reach,
+                    expected=pin,
+                    is_wanted=lambda path: wanted.takes(path, is_directory=False),
+                )
 
 
-def _directory(place: str, top: Path, folder: Path, read_only: bool) -> Iterator[Found]:
-    here = _join(place, folder.relative_to(top).as_posix())
-    try:
-        children = sorted(folder.iterdir())
-    except OSError as error:
-        raise _unreadable(place, folder, error) from error
-    yield Found(here, 0o555 if read_only else 0o755)
-    for child in children:
-        path = _join(place, child.relative_to(top).as_posix())
-        if child.is_symlink():
-            real = Path(os.path.realpath(child))
-            if not real.is_relative_to(top):
-                raise BadInput(f"manifest.entries.{place}: {child} is a link that leaves {top}; remove it, or copy what it names")
-            if not real.is_file():
-                raise BadInput(f"manifest.entries.{place}: {child} is a link to no file; remove it, or copy what it names")
-            yield _file(place, real, path, read_only)
-        elif child.is_dir():
-            yield from _directory(place, top, child, read_only)
-        else:
-            yield _file(place, child, path, read_only)
+def name_of(place: str, entry: ManifestEntry) -> str:
+    """Return what tells an entry from all others of a run, and from itself in another form."""
+    return f"{place}\0{contract_digest(entry)}"
 
 
-def _file(place: str, source: Path, path: str, read_only: bool) -> Found:
-    try:
-        status = source.lstat()
-    except OSError as error:
-        raise _unreadable(place, source, error) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise BadInput(f"manifest.entries.{place}: {source} is no regular file; leave it out")
-    executable = bool(status.st_mode & 0o111)
-    mode = (0o555 if executable else 0o444) if read_only else (0o755 if executable else 0o644)
-    return Found(path, mode, status.st_size, status.st_mtime_ns, source)
+Opens = Callable[[str, ManifestEntry, RunSpool, str], Source]
+"""Opens an entry's source: of its place, the entry, where it may leave large objects, and what it is pinned to."""
 
 
-def _pending(root: Directory, place: str, item: Found) -> Pending:
-    folder, _, name = item.path.rpartition("/")
-    parent = _directory_at(root, folder) if folder else root
-    entry = parent.children[os.fsencode(name)] = Entry(FILE)
-    return Pending(os.fsencode(item.path), parent, os.fsencode(name), entry, item.size, 0, partial(_open, place, item))
+class _Attempt:
+    """One attempt at a manifest."""
+
+    def __init__(self, blobs: BlobStore, spec: AgentSpec, opens: Opens, spool: RunSpool, beat: Beat) -> None:
+        self._blobs = blobs
+        self._manifest = spec.manifest
+        self._hosts = spec.sandbox.network.allow
+        self._opens = opens
+        self._spool = spool
+        self._beat = beat
+        self._tree = TreeBuilder(spec.manifest.limits)
+        self._sources: list[Source] = []
+        self._records: list[tuple[SourceRecord, list[Entry | None]]] = []
+        self._lazy: dict[str, JsonValue] = {}
+
+    async def run(self, owner: str) -> FetchManifestResult:
+        entries = sorted(self._manifest.entries.items())
+        try:
+            pins = await read_pins(self._blobs, self._manifest.pins, [place for place, _ in entries])
+            for place, entry in entries:
+                self._beat.details = {"entry": place, "listing": True}
+                with naming(place):
+                    source = self._opens(place, entry, self._spool, "" if pins is None else pins[place].pin)
+                    self._sources.append(source)
+                    found = await source.find(self._most(entry))
+                self._beat.details = {"entry": place, "listed": len(found)}
+                await self._plan(place, entry, source, found)
+                if pins is not None:
+                    check_pinned(pins[place], self._records[-1][0])
+            snapshot = await Fetching(self._blobs, owner, self._spool, self._beat).run(self._tree)
+            records = [_with_digests(record, files) for record, files in self._records]
+            records = [_with_notes(record, source) for record, source in zip(records, self._sources, strict=True)]
+            for record in records if pins is not None else ():
+                check_pinned(pins[record.entry], record)  # type: ignore[index]
+            return await self._result(snapshot, records)
+        finally:
+            self._spool.stopped.set()
+            await asyncio.gather(*(source.close() for source in self._sources))
+
+    async def _result(self, snapshot: SnapshotRef, records: list[SourceRecord]) -> FetchManifestResult:
+        return FetchManifestResult(
+            snapshot=snapshot,
+            sources=await put_records(self._blobs, records),
+            listing=listing(records, self._manifest.entries),
+            lazy=await self._blobs.put_json(self._lazy) if self._lazy else None,
+        )
+
+    def _most(self, entry: ManifestEntry) -> int:
+        if isinstance(entry, InlineEntry):
+            return 1
+        # One that is found to have more files than its own limit is told how many, if that is within reason.
+        return MOST_LISTED if entry.include or entry.exclude else self._manifest.limits.max_files
+
+    async def _plan(self, place: str, entry: ManifestEntry, source: Source, found: list[Found]) -> None:
+        """Check everything that an entry brings, and put it into the tree."""
+        if not isinstance(entry, InlineEntry):
+            selection = Selection(entry.include, entry.exclude)
+            found = [item for item in found if selection.takes(item.path, is_directory=item.open is None and item.target is None)]
+        files = [item for item in found if item.open is not None or item.target is not None]
+        if not files and not isinstance(entry, InlineEntry) and entry.include:
+            raise BadInput(f"manifest.entries.{place}: include and exclude leave no file; correct the patterns")
+        alike = Alike()
+        for item in found:
+            check_name(place, item)
+            alike.look(item.path)
+        mode = str(entry.mode) if isinstance(entry, BucketEntry) and entry.mode in ("lazy", "presigned") else "copy"
+        self._tree.check_limits(place, entry, files, contents=mode == "copy")
+        planned: list[Entry | None] = [None] * len(files)
+        if mode == "copy":
+            planned = self._copy(place, entry, source, found)
+        elif mode == "lazy":
+            self._name_only(place, entry, files)
+        elif isinstance(source, BucketFiles):
+            await self._sign(place, entry, source, files)
+        record = SourceRecord(
+            entry=place,
+            type=entry.type,
+            source=source_of(entry),
+            pin=source.pin(),
+            mode=mode,
+            files=tuple(map(_listed, files)),
+            notes=tuple(alike.notes),
+        )
+        self._records.append((record, planned))
+
+    def _copy(self, place: str, entry: ManifestEntry, source: Source, found: list[Found]) -> list[Entry | None]:
+        entries: list[Entry | None] = []
+        is_remote = isinstance(source, (BucketFiles, SnapshotSource))
+        name = name_of(place, entry)
+        for item in found:
+            planned = self._tree.add(place, entry, item)
+            if planned is not None:
+                planned.is_remote = is_remote
+                planned.identity = identity_of(name, item.name, item.version) if item.version else ""
+            if item.open is not None or item.target is not None:
+                entries.append(planned.entry if planned is not None else None)
+        return entries
+
+    def _name_only(self, place: str, entry: ManifestEntry, files: list[Found]) -> None:
+        names = canonical_json([{"path": item.path, "size": item.size} for item in files])
+        self._generated(place, entry, LAZY_NAMES, names)
+        self._lazy[place] = {item.path: [item.name, item.version, item.size] for item in files}
+
+    async def _sign(self, place: str, entry: ManifestEntry, source: BucketFiles, files: list[Found]) -> None:
+        if len(files) != 1:
+            raise BadInput(
+                f"manifest.entries.{place}: presigned is for exactly one object, and there are {len(files)}; "
+                "name the object's whole key in prefix, or select it with include"
+            )
+        with naming(place):
+            url = await source.presign(files[0])
+        host = urlsplit(url).hostname or ""
+        if not any(matches(pattern, host) for pattern in self._hosts):
+            raise BadInput(
+                f"manifest.entries.{place}: the URL is of host {host}, which the sandbox may not reach; "
+                f"add {host} to sandbox.network.allow, or take mode: copy"
+            )
+        self._generated(f"{place}.url", entry, "", url.encode() + b"\n")
+
+    def _generated(self, place: str, entry: ManifestEntry, path: str, data: bytes) -> None:
+        found = Found(path, path or place, size=len(data), open=lambda: in_memory(data))
+        self._tree.add(place, entry, found)
 
 
-def _open(place: str, item: Found) -> Content:
-    """Open what was found, as it is to lie in the workspace. Raises BadInput when it cannot be read, or is another size now."""
-    if isinstance(item.source, bytes):
-        descriptor = os.memfd_create("inline", os.MFD_CLOEXEC)
-        os.pwrite(descriptor, item.source, 0)
-        return Content(descriptor, item.size, item.mtime, item.mode)
-    source = item.source or Path()
-    try:
-        descriptor = os.open(source, _FILE_FLAGS)
-    except OSError as error:
-        raise _unreadable(place, source, error) from error
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size != item.size:
-        os.close(descriptor)
-        raise BadInput(f"manifest.entries.{place}: {source} was changed while it was read; try again when nobody writes to it")
-    return Content(descriptor, item.size, item.mtime, item.mode)
+def _listed(found: Found) -> SourceFile:
+    # A link is its text.
+    sha256 = sha256_hex(found.target) if found.target is not None else ""
+    return SourceFile(path=found.path, name=found.name, version=found.version, size=found.size, sha256=sha256)
 
 
-def _directory_at(root: Directory, path: str) -> Directory:
-    here = root
-    for part in path.split("/"):
-        below = here.children.setdefault(os.fsencode(part), Directory(mtime=TIME_OF_NO_FILE))
-        if not isinstance(below, Directory):
-            raise BadInput(f"manifest.entries: {path} lies below a file; give each entry its own place")
-        here = below
-    return here
+def _with_digests(record: SourceRecord, files: list[Entry | None]) -> SourceRecord:
+    """Add the digests of what was fetched."""
+    known = tuple(
+        file if entry is None else file.model_copy(update={"sha256": entry.digest.hex()})
+        for file, entry in zip(record.files, files, strict=True)
+    )
+    return record.model_copy(update={"files": known})
 
 
-def _unreadable(place: str, source: Path, error: OSError) -> BadInput:
-    return BadInput(f"manifest.entries.{place}: {source} cannot be read: {error.strerror}; give the tools worker access to it")
-
-
-def _join(place: str, relative: str) -> str:
-    return place if relative == "." else f"{place}/{relative}"
-
-
-def _over(place: str, what: str, limit: int) -> BadInput:
-    return BadInput(f"manifest.entries.{place}: more than {limit} {what} in all; raise manifest.limits.max_{what}, or give less")
+def _with_notes(record: SourceRecord, source: Source) -> SourceRecord:
+    """Add what a source has to say of what it gave, if it has."""
+    notes: Callable[[], list[str]] = getattr(source, "notes", list)
+    return record.model_copy(update={"notes": (*record.notes, *notes())})

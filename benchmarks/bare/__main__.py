@@ -12,12 +12,12 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from benchmarks.bare.activities import answer, hop_host, hop_model, produce
-from benchmarks.bare.workflows import HOST_QUEUE, MODEL_QUEUE, QUEUE, TwoHops, WholeConversation
+from benchmarks.bare.workflows import HOST_QUEUE, MODEL_QUEUE, QUEUE, FanOut, TwoHops, WholeConversation
 
 Crew = tuple[str, Sequence[Callable[..., Any]], Sequence[type]]
 
 ROLES: dict[str, Crew] = {
-    "workflow": (QUEUE, [], [TwoHops, WholeConversation]),
+    "workflow": (QUEUE, [], [TwoHops, FanOut, WholeConversation]),
     "model": (MODEL_QUEUE, [hop_model, answer], []),
     "sandbox": (HOST_QUEUE, [hop_host, produce], []),
 }

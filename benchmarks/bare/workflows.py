@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 from temporalio import workflow
@@ -31,6 +32,19 @@ class TwoHops:
                 schedule_to_start_timeout=_HOST_TIMEOUT,
             )
         return count
+
+
+@workflow.defn
+class FanOut:
+    """As many child workflows at one time, each of which does `pairs` pairs of hops: the least that subagents can be."""
+
+    @workflow.run
+    async def run(self, children: int, pairs: int) -> int:
+        """Start all, and wait for all."""
+        run_id = workflow.info().workflow_id
+        hops = [workflow.execute_child_workflow("TwoHops", pairs, id=f"{run_id}/{n}") for n in range(children)]
+        await asyncio.gather(*hops)
+        return children
 
 
 @workflow.defn

@@ -14,14 +14,25 @@ from activities.model.activity import ModelActivities
 from activities.model.entries import RecordActivities
 from activities.sandbox.activity import SandboxActivities
 from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.deliver import DeliverActivities
 from activities.workspace.fetch import ManifestActivities
+from activities.workspace.lazy_activity import LazyActivities
 from contracts import activity_names
 from contracts.activity_names import ActivityStub
 from contracts.base import Contract
 from contracts.schemas import PUBLISHED, schema_text
 
 STUBS = {value.name: value for value in vars(activity_names).values() if isinstance(value, ActivityStub)}
-CLASSES = (PrepareActivities, ModelActivities, RecordActivities, SandboxActivities, WorkspaceActivities, ManifestActivities)
+CLASSES = (
+    PrepareActivities,
+    ModelActivities,
+    RecordActivities,
+    SandboxActivities,
+    WorkspaceActivities,
+    ManifestActivities,
+    DeliverActivities,
+    LazyActivities,
+)
 
 
 def implementations() -> dict[str, Any]:

@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("contracts", "workflows", "activities", "workers", "client")
 PROVIDERS = "activities.sandbox.providers"
+PORT = {f"activities.sandbox.{name}" for name in ("port", "machine", "portable")}
+"""What a provider builds on."""
 HEAVY = ("openai", "boto3", "e2b", "modal", "httpx", "httpx2", "aiohttp", "jsonschema", "yaml", "rich", "typer", "starlette")
 
 ALLOWED_ROOMS = {
@@ -40,7 +42,8 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
             # `from package import module` imports a module of the package.
-            found |= {f"{module}.{alias.name}" for alias in node.names} if module == PROVIDERS else {module}
+            is_package = module in (PROVIDERS, "activities.sandbox")
+            found |= {f"{module}.{alias.name}" for alias in node.names} if is_package else {module}
     return found
 
 
@@ -103,14 +106,14 @@ def test_workflow_modules_stay_inside_the_sandbox() -> None:
 
 
 def test_providers_import_neither_temporal_nor_each_other() -> None:
-    """A provider file knows contracts, the port, its own helpers (by its name as a prefix) and its own SDK."""
+    """A provider file knows contracts, the port, the portable sandbox, its own helpers (its name is their prefix) and its SDK."""
     for path in sources("activities/sandbox/providers"):
         own = path.stem.partition("_")[0]
         for name in imports(path):
             assert not name.startswith(("temporalio", "workers", "workflows")), path
             if name.startswith("activities."):
                 prefix = f"activities.sandbox.providers.{own}"
-                assert name == "activities.sandbox.port" or name.startswith(prefix), f"{path}: {name}"
+                assert name in PORT or name.startswith(prefix), f"{path}: {name}"
 
 
 def test_only_settings_reads_the_environment() -> None:
@@ -118,7 +121,7 @@ def test_only_settings_reads_the_environment() -> None:
     inside = {"local_init.py", "local_job.py", "local_process.py", "local_files.py", "local_wire.py"}
     for room in ROOMS:
         for path in sources(room):
-            if path == ROOT / "workers/settings.py" or path.name in inside:
+            if path == ROOT / "workers/settings.py" or path.name in inside or path.parent.name == "portable_helper":
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute):

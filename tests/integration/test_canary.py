@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from activities.model.transcript import TranscriptStore
+from activities.store.s3 import S3Credential
 from contracts.blob import BlobRef
 from tests.integration.stack import Stack, make_stack
+from tests.stores.servers import seaweedfs
 from workers.scripted_model.scenario import parse_scenarios
 from workers.scripted_model.server import ScriptedModelServer
 
@@ -24,13 +26,18 @@ CANARY = f"sk-canary-{uuid.uuid4().hex}"
 @pytest.fixture(scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A stack whose model worker holds a canary as its key, and asks an endpoint that is no part of the stack."""
-    scenarios = yaml.safe_dump(yaml.safe_load((Path(__file__).parent / "scenarios/canary.yaml").read_text()))
-    with ScriptedModelServer(parse_scenarios(scenarios, "canary.yaml")) as endpoint:
-        environ = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": endpoint.base_url, "CANARY_KEY": CANARY}
+    with endpoint() as server:
+        environ = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": server.base_url, "CANARY_KEY": CANARY}
         made = make_stack(tmp_path_factory.mktemp("guarded"), environ)
         async with made.dev:
             yield made
         await made.sweep()
+
+
+def endpoint() -> ScriptedModelServer:
+    """The endpoint that is no part of the stack."""
+    scenarios = yaml.safe_dump(yaml.safe_load((Path(__file__).parent / "scenarios/canary.yaml").read_text()))
+    return ScriptedModelServer(parse_scenarios(scenarios, "canary.yaml"))
 
 
 def spellings(secret: str) -> list[bytes]:
@@ -90,3 +97,48 @@ async def test_only_the_model_worker_has_the_key_in_its_environment(guarded: Sta
     for name, supervised in guarded.dev.running.items():
         environment = Path(f"/proc/{supervised.pid}/environ").read_bytes()
         assert found(environment) == (name == "model-worker"), name
+
+
+async def test_the_stores_key_and_a_manifests_secret_are_nowhere_else(tmp_path: Path) -> None:
+    """Blobs lie in object storage, and the manifest reads a bucket with a secret: both are canaries, on a real server.
+
+    The store's key is in the environment of every worker, since all of them read blobs; the secret is in a file that the tools
+    worker alone is told of. Neither is in a sandbox, history, log, blob, artifact or database.
+    """
+    server_at, state, secrets_at = tmp_path / "seaweedfs", tmp_path / "stack", tmp_path / "secrets"
+    for directory in (server_at, state, secrets_at):
+        directory.mkdir(mode=0o700)
+    with seaweedfs(server_at, S3Credential("testaccess", CANARY)) as server, endpoint() as model:
+        bucket = server.make()
+        server.admin.put_object(Bucket=bucket, Key="in/given.txt", Body=b"from the bucket")
+        secret = secrets_at / "claims"
+        key = {"access_key_id": "testaccess", "secret_access_key": CANARY, "endpoint": server.endpoint}
+        secret.write_text(json.dumps(key))
+        secret.chmod(0o600)
+        environ = {
+            "OPENAI_API_KEY": "sk-of-nobody",
+            "OPENAI_BASE_URL": model.base_url,
+            "CAISSON_STORE": f"s3://{bucket}/blobs",
+            "CAISSON_STORE_ENDPOINT": server.endpoint,
+            "CAISSON_STORE_ACCESS_KEY_ID": "testaccess",
+            "CAISSON_STORE_SECRET_KEY": CANARY,
+            "CAISSON_SECRETS": str(secrets_at),
+        }
+        stack = make_stack(state, environ)
+        entry = {"type": "s3", "bucket": bucket, "prefix": "in/", "secret": "claims", "endpoint": server.endpoint}
+        async with stack.dev:
+            handle = await stack.start("look-for-secrets", manifest={"entries": {"given": entry}})
+            result = await stack.finish(handle)
+            assert result["status"] == "completed"
+            refused = await stack.start("look-for-secrets", manifest={"entries": {"given": {**entry, "bucket": "no-such-bucket"}}})
+            error = await stack.failure(refused)
+            assert "manifest.entries.given" in error.message
+            assert not found(error.message.encode())
+            for one in (handle, refused):
+                assert not found((await one.fetch_history()).to_json().encode())
+            async for stored in stack.dev.blobs.objects.list(""):
+                assert not found(await stack.dev.blobs.objects.get(stored.key)), stored.key
+        await stack.sweep()
+        for path in state.rglob("*"):
+            if path.is_file():
+                assert not found(path.read_bytes()), path

@@ -56,7 +56,9 @@ class DevStack:
         self._started = time.time()
         # The one that the workers have, with what they are given for it.
         worker = self.services["workflow-worker"].environment
-        self.blobs = open_blobs(load_settings({name: value for name, value in worker.items() if name.startswith("CAISSON_STORE")}))
+        self.blobs = open_blobs(
+            load_settings({name: value for name, value in worker.items() if name.startswith("CAISSON_STORE")})
+        )
         try:
             self._start(_SERVER)
             self.client = await self._server_up()

@@ -23,6 +23,7 @@ from activities.sandbox.port import (
     SandboxUnavailable,
     SessionFault,
     SessionOutput,
+    refuse_what_it_cannot,
 )
 from activities.sandbox.providers.local_bwrap import in_memory
 from activities.sandbox.providers.local_client import Client, gone
@@ -33,7 +34,7 @@ from activities.sandbox.providers.local_output import FILES, last_output, record
 from activities.sandbox.providers.local_session import poll
 from activities.sandbox.providers.local_start import Tools, find_tools, start_sandbox
 from activities.sandbox.providers.local_state import Record, StateDirectory
-from contracts.sandbox import JobResult, SandboxRef, SandboxSpec
+from contracts.sandbox import JobResult, SandboxLimits, SandboxRef, SandboxSpec
 
 if TYPE_CHECKING:
     from activities.sandbox.providers.local_client import Conversation
@@ -251,7 +252,14 @@ class LocalProvider:
     """
 
     name = "local"
-    capabilities = Capabilities(host_bound=True, native_jobs=True, interactive=True, host_files=True)
+    capabilities = Capabilities(
+        host_bound=True,
+        native_jobs=True,
+        interactive=True,
+        host_files=True,
+        network=frozenset({"none", "allowlist"}),
+        limits=frozenset(SandboxLimits.model_fields),
+    )
 
     def __init__(self, root: Path, *, bwrap: str | None = None, proxy: Sequence[str] = ()) -> None:
         self._state = StateDirectory(root.absolute())
@@ -266,6 +274,7 @@ class LocalProvider:
         for name, value in environment.items():
             if not name or "=" in name or "\0" in name + value:
                 raise BadSandboxSpec(f"environment: {name!r} cannot be set; a name has no '=' and neither has a NUL byte")
+        refuse_what_it_cannot(self.name, self.capabilities, spec)
         self._egress.check(spec.network.allow)
         return await asyncio.to_thread(self._create, spec, key, environment, labels, queue)
 

@@ -22,9 +22,9 @@ class SourceChanged(BadInput):
 class Found:
     """Something a source has.
 
-    `path` is where it belongs, relative to the entry's place; '' is the place itself. `name` is what the source calls it (a key, a
-    path), `version` what pins it (an ETag, a generation, a blob id of git; '' where there is none). `open` gives the content and is
-    called in a thread, once; None for a directory. A symlink has its text in `target` instead.
+    `path` is where it belongs, relative to the entry's place; '' is the place itself. `name` is what the source calls it (a key,
+    a path), `version` what pins it (an ETag, a generation, a blob id of git; '' where there is none). `open` gives the content
+    and is called in a thread, once; None for a directory. A symlink has its text in `target` instead.
     """
 
     path: str

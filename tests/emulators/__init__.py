@@ -1,0 +1,1 @@
+"""Servers that speak the protocols of sandbox providers, for tests: emulators, not the services themselves."""
