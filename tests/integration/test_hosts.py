@@ -25,8 +25,9 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
 from contracts.activity_names import Queues
 from tests.integration.helpers import events
-from tests.integration.stack import QUEUE, Handle, Stack
+from tests.integration.stack import QUEUE, Handle, Stack, make_stack
 from tests.integration.test_durability import artifact, started, until
+from tests.stores.servers import S3_CREDENTIAL, S3Server, seaweedfs
 from workers.settings import load_settings
 
 pytestmark = [
@@ -74,8 +75,8 @@ class Host:
         ip("-n", self.name, "addr", "add", f"10.213.{self.number}.2/24", "dev", "eth0")
         ip("-n", self.name, "link", "set", "eth0", "up")
 
-    async def start(self, port: int) -> None:
-        """Start its worker, and see to it that the server is reached over the wire alone."""
+    async def start(self, port: int, store: S3Server | None = None, bucket: str = "") -> None:
+        """Start its worker, and see to it that the server is reached over the wire alone, and the store in a bucket too."""
         environ = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.getcwd(),
@@ -84,6 +85,9 @@ class Host:
             "CAISSON_SANDBOX_DIR": str(self.sandboxes),
             "CAISSON_HOST": self.name,
         }
+        if store is not None:
+            environ |= {**store_of(bucket), "CAISSON_STORE_ENDPOINT": f"http://{self.gateway}:{store.port}"}
+            environ["CAISSON_STORE_CACHE"] = str(self.state / f"{self.name}-cache")
         command = ("ip", "netns", "exec", self.name, sys.executable, "-m", "workers", "--role", "sandbox")
         with (self.state / f"{self.name}.log").open("ab") as log:
             self.worker = await asyncio.create_subprocess_exec(*command, env=environ, stdout=log, stderr=log)
@@ -122,26 +126,44 @@ async def forward(address: str, port: int) -> asyncio.Server:
     return await asyncio.start_server(serve, address, port)
 
 
-@pytest.fixture
-async def hosts(own_stack: Stack) -> AsyncIterator[tuple[Host, Host]]:
+def store_of(bucket: str) -> dict[str, str]:
+    """The settings of a store in a bucket."""
+    return {
+        "CAISSON_STORE": f"s3://{bucket}/blobs",
+        "CAISSON_STORE_ACCESS_KEY_ID": S3_CREDENTIAL.access_key_id,
+        "CAISSON_STORE_SECRET_KEY": S3_CREDENTIAL.secret_key,
+    }
+
+
+@contextlib.asynccontextmanager
+async def two_hosts(stack: Stack, store: S3Server | None = None, bucket: str = "") -> AsyncIterator[tuple[Host, Host]]:
     """Two hosts with a worker each; the stack's own sandbox worker has left."""
-    await own_stack.dev.running["sandbox-worker"].stop()
+    await stack.dev.running["sandbox-worker"].stop()
     tag = uuid.uuid4().hex[:6]
-    pair = (Host(f"w{tag}", 1, own_stack.state), Host(f"e{tag}", 2, own_stack.state))
+    pair = (Host(f"w{tag}", 1, stack.state), Host(f"e{tag}", 2, stack.state))
     servers: list[asyncio.Server] = []
     try:
         for host in pair:
             host.build()
-            servers.append(await forward(host.gateway, own_stack.dev.port))
-            await host.start(own_stack.dev.port)
+            servers.append(await forward(host.gateway, stack.dev.port))
+            if store is not None:
+                servers.append(await forward(host.gateway, store.port))
+            await host.start(stack.dev.port, store, bucket)
         for host in pair:
-            await polled(own_stack, host)
+            await polled(stack, host)
         yield pair
     finally:
         for host in pair:
             await host.die()
         for server in servers:
             server.close()
+
+
+@pytest.fixture
+async def hosts(own_stack: Stack) -> AsyncIterator[tuple[Host, Host]]:
+    """Two hosts with a worker each; the stack's own sandbox worker has left."""
+    async with two_hosts(own_stack) as pair:
+        yield pair
 
 
 async def polled(stack: Stack, host: Host) -> None:
@@ -196,15 +218,23 @@ async def test_a_run_goes_on_at_another_host(own_stack: Stack, hosts: tuple[Host
     assert other.living() == []
 
 
-async def test_a_host_that_dies_in_the_middle_of_a_command_costs_only_that_command(
-    own_stack: Stack, hosts: tuple[Host, Host]
-) -> None:
-    """The command in flight is carried out again at the other host, from the files before it."""
-    handle = await own_stack.start("host-lost-in-a-command")
-    await until(lambda: any((s / "workspace/running").exists() for host in hosts for s in host.living()), "the second command")
-    (lost,) = (host for host in hosts if host.living())
-    await lost.die()
-    result = await own_stack.finish(handle, 90)
-    assert (result["status"], result["recoveries"]) == ("completed", 1)
-    assert await artifact(own_stack, result, "outputs/log") == b"first\nsecond\n"
-    assert own_stack.answered(handle) == [1, 2, 3]
+async def test_a_host_that_dies_in_the_middle_of_a_command_costs_only_that_command(tmp_path: Path) -> None:
+    """The command in flight is carried out again at the other host, from the files before it.
+
+    All that the hosts share is a bucket.
+    """
+    (tmp_path / "seaweedfs").mkdir()
+    (tmp_path / "stack").mkdir()
+    with seaweedfs(tmp_path / "seaweedfs") as server:
+        bucket = server.make()
+        stack = make_stack(tmp_path / "stack", {**store_of(bucket), "CAISSON_STORE_ENDPOINT": server.endpoint})
+        async with stack.dev, two_hosts(stack, server, bucket) as pair:
+            handle = await stack.start("host-lost-in-a-command")
+            await until(lambda: any((s / "workspace/running").exists() for host in pair for s in host.living()), "the command")
+            (lost,) = (host for host in pair if host.living())
+            await lost.die()
+            result = await stack.finish(handle, 90)
+            assert (result["status"], result["recoveries"]) == ("completed", 1)
+            assert await artifact(stack, result, "outputs/log") == b"first\nsecond\n"
+            assert stack.answered(handle) == [1, 2, 3]
+            assert not (tmp_path / "stack/store").exists(), "nothing was kept but in the bucket"
