@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from contracts.base import Contract
 from contracts.blob import BlobRef
@@ -46,13 +46,19 @@ class NetworkPolicy(Contract):
 ProviderName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 
 
+class Fallback(Contract):
+    """The provider to go on with when the first cannot give a sandbox. Limits and network stay as they are asked for."""
+
+    provider: ProviderName
+    image: str | None = Field(default=None, max_length=512, description="null: the provider's own")
+    options: dict[str, Annotated[str, Field(max_length=1024)]] = Field(default_factory=dict, max_length=32)
+
+
 class SandboxSpec(Contract):
     """What a person asks of a sandbox."""
 
     provider: ProviderName = "local"
-    fallback: ProviderName | None = Field(
-        default=None, description="the provider to go on with when the first cannot give a sandbox"
-    )
+    fallback: Fallback | None = Field(default=None, description="a provider's name, or that with an image and options of its own")
     image: str | None = Field(
         default=None, max_length=512, description="the image or template of the provider to make it of; null: the provider's own"
     )
@@ -67,6 +73,17 @@ class SandboxSpec(Contract):
         ge=1,
         description="how long a run may wait for people before its sandbox is put away until it goes on; null: never",
     )
+
+    @field_validator("fallback", mode="before")
+    @classmethod
+    def _fallback_by_name(cls, given: Any) -> Any:
+        return {"provider": given} if isinstance(given, str) else given
+
+    def without_first(self) -> SandboxSpec | None:
+        """Return what is asked of the fallback, or None when there is none."""
+        if self.fallback is None:
+            return None
+        return self.model_copy(update={**dict(self.fallback), "fallback": None})
 
 
 class SandboxRef(Contract):

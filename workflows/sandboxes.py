@@ -204,9 +204,11 @@ class Sandboxes:
                 keep=made.append,
             )
         except ActivityError as error:
-            if is_cancelled_exception(error) or spec.fallback is None or explain_failure(error)[0] == ErrorType.BAD_INPUT:
+            other = spec.without_first()
+            if is_cancelled_exception(error) or other is None or explain_failure(error)[0] == ErrorType.BAD_INPUT:
                 raise
-            return await self._make(prepared, spec.model_copy(update={"provider": spec.fallback, "fallback": None}))
+            # What the first provider cannot give, another may.
+            return await self._make(prepared, other)
         finally:
             for opened in made:
                 self.sandbox, self._since = opened.sandbox, workflow.now()

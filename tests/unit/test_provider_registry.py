@@ -103,7 +103,7 @@ def test_an_open_network_must_be_accepted() -> None:
     with pytest.raises(BadSandboxSpec, match=r"cannot close the network .* or accept an open network with options"):
         refuse_what_it_cannot("p", capable, SandboxSpec())
     refuse_what_it_cannot("p", capable, SandboxSpec(options={"network": "open"}))
-    with pytest.raises(BadSandboxSpec, match="hosts are named, and options.network opens"):
+    with pytest.raises(BadSandboxSpec, match=r"hosts are named, and options.network opens"):
         refuse_what_it_cannot("p", capable, SandboxSpec(options={"network": "open"}, network=NetworkPolicy(allow=("a.org",))))
 
 

@@ -8,6 +8,7 @@ can write to nothing but its workspace and its memory, and it has no capability 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -34,6 +35,7 @@ from activities.sandbox.providers.docker_engine import (
     Container,
     Engine,
     check_running,
+    load_sdk,
     volume_of,
 )
 from activities.sandbox.providers.docker_exec import Exec
@@ -195,6 +197,8 @@ class DockerProvider:
     capabilities: Capabilities = field(init=False)
 
     def __post_init__(self) -> None:
+        if not self.engine.startswith(("unix:///", "tcp://")):
+            raise BadSandboxSpec(f"sandbox.provider: docker: DOCKER_HOST={self.engine}: give unix:///PATH or tcp://HOST:PORT")
         self._engine = Engine(self.engine, self.certificates, self.timeout)
         self._maker = Maker(self._engine, self.image, self.pull, self.workspace == "memory", self.processes_of_user)
         in_memory = ("workspace_mb", "workspace_files") if self.workspace == "memory" else ()
@@ -288,4 +292,5 @@ class DockerProvider:
         for one in api.volumes(filters={"label": [OWN], "dangling": ["true"]})["Volumes"] or []:
             created = (one.get("Labels") or {}).get(CREATED)
             if created is not None and now - float(created) > LEFT_SECONDS:
-                self._engine.remove(None, one["Name"])
+                with contextlib.suppress(load_sdk().errors.APIError):  # in use: Podman 4.3 lists those too
+                    self._engine.remove(None, one["Name"])

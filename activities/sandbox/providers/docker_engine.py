@@ -214,7 +214,9 @@ def check_running(found: Container) -> None:
     """Raise SandboxGone for a container that has ended, SandboxUnavailable for one that is held at the moment."""
     if not found.running:
         state = found.state
-        why = "out of memory" if state.get("OOMKilled") else state.get("Error") or f"exit code {state.get('ExitCode')}"
+        code = state.get("ExitCode")  # 0: its main process has slept to the end
+        why = "out of memory" if state.get("OOMKilled") else state.get("Error") or f"exit code {code}"
+        why = "its lifetime is over" if code == 0 else why
         raise SandboxGone(f"sandbox {found.name} has ended ({state.get('Status')}: {why})")
     if found.state.get("Paused") or found.state.get("Restarting"):
         raise SandboxUnavailable(

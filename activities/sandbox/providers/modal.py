@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import math
 import re
 import secrets
@@ -55,7 +56,8 @@ _CPU_REQUEST, _MEMORY_REQUEST = 0.125, 128
 # The SDK tries for a minute to reach the service, and for five to reach a worker. These are the ends of that.
 _OPEN_SECONDS, _REQUEST_SECONDS, _MAKE_SECONDS, _BUILD_SECONDS, _TRANSFER_SECONDS = 10.0, 20.0, 120.0, 900.0, 300.0
 _CHECK_SECONDS = _LATE_SECONDS = 5.0
-_ERRORS: Mapping[str, type[SandboxError]] = {
+_Kind = type[SandboxError]
+_ERRORS: Mapping[str, _Kind] = {
     **dict.fromkeys(("NotFoundError", "SandboxTerminatedError", "SandboxTimeoutError"), SandboxGone),  # but see `_fault`
     **dict.fromkeys(("AuthError", "PermissionDeniedError"), SandboxAuth),
     "ResourceExhaustedError": SandboxQuota,
@@ -65,7 +67,6 @@ _ERRORS: Mapping[str, type[SandboxError]] = {
 """By the names of the SDK's classes, nearest first; it makes one of each gRPC status (`modal.exception`). Anything else, such as
 ServiceError, InternalError, ConnectionError or a deadline, may be better later."""
 _TRY_AGAIN = re.compile(r"terminated due to external shut-down|timed out. Please try again")  # an ImageBuildError that passes
-
 _IDLE = ("sh", "-c", "while :; do sleep 3600; done")
 """The first process of a sandbox. A shell, as it also takes away the dead children that others leave."""
 _SCRIPT_OUTPUT, _PIECE, _ARGUMENTS = 1 << 20, 4 << 20, 48 << 10
@@ -271,9 +272,7 @@ class ModalProvider:
         self._handles.clear()
 
     @contextlib.asynccontextmanager
-    async def asking(
-        self, what: str, of: Sandbox | None = None, missing: type[SandboxError] = SandboxGone
-    ) -> AsyncIterator[None]:
+    async def asking(self, what: str, of: Sandbox | None = None, missing: _Kind = SandboxGone) -> AsyncIterator[None]:
         """Translate what the SDK raises, once. A sandbox's worker is asked, or the control plane: `missing` is its NOT_FOUND."""
         try:
             yield
@@ -283,7 +282,7 @@ class ModalProvider:
             # Not `from error`, whose text or frames may hold the secret.
             raise await self._fault(error, what, of, missing) from None
 
-    async def _fault(self, error: Exception, what: str, sandbox: Sandbox | None, missing: type[SandboxError]) -> SandboxError:
+    async def _fault(self, error: Exception, what: str, sandbox: Sandbox | None, missing: _Kind) -> SandboxError:
         names = [cls.__name__ for cls in type(error).__mro__]
         text = (str(error) or "no answer in time").replace(self._token[1], "[secret]")[:600]
         kind = next((_ERRORS[name] for name in names if name in _ERRORS), SandboxUnavailable)
@@ -321,6 +320,7 @@ class ModalProvider:
 
         async with self._opening, self.asking("open the app", missing=BadSandboxSpec), asyncio.timeout(_OPEN_SECONDS):
             if self._client is None:
+                logging.getLogger("hpack").setLevel(logging.INFO)  # below, it logs every header, and so the secret
                 # `Client.from_credentials` takes the server from the environment or ~/.modal.toml.
                 client = modal.Client(self._url or DEFAULT_SERVER_URL, api_pb2.CLIENT_TYPE_CLIENT, self._token)
                 self._client = await client.__aenter__()  # type: ignore[no-untyped-call]
