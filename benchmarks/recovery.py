@@ -3,7 +3,7 @@
 A run's first command fills its workspace (nothing; 1,000 files and 10 MB; 10,000 files and 200 MB). The second writes down the
 time, to the microsecond, at which it begins, and sleeps. In its middle the sandbox is killed (SIGKILL to its init, which takes
 everything in it). What is measured ends with the time that the same command writes down in the next sandbox; between them are
-noticing the loss, ending what is left of the sandbox, the pause before a new one, making it, and restoring the files with a check.
+noticing the loss, ending what is left of the sandbox, the pause before a new one, making it, and restoring the files.
 
 The baseline is a local sandbox made by its provider, without Temporal, and `tar -xf` of that same workspace into it.
 """

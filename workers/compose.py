@@ -93,7 +93,16 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
         token = settings.modal_token_id, settings.modal_token_secret.get_secret_value()
         return provider_class("modal")(*token, settings.modal_app, environment=settings.modal_environment)
 
-    providers = ProviderRegistry({"local": local, "e2b": e2b, "modal": modal})
+    def docker() -> SandboxProvider:
+        return provider_class("docker")(
+            settings.docker_host,
+            image=settings.docker_image,
+            pull=settings.docker_pull,
+            workspace=settings.docker_workspace,
+            certificates=settings.docker_cert_path,
+        )
+
+    providers = ProviderRegistry({"local": local, "docker": docker, "e2b": e2b, "modal": modal})
     keeper = WorkspaceKeeper(providers, blobs)
     sandbox = SandboxActivities(providers, blobs, keeper, queues, settings.sandbox_host)
     workspace = WorkspaceActivities(providers, blobs, keeper)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
@@ -139,6 +139,17 @@ class Settings(Contract):
     modal_token_secret: SecretStr | None = Field(default=None, description="MODAL_TOKEN_SECRET: the sandbox worker's alone")
     modal_app: str = Field(default="caisson", pattern=r"^[a-zA-Z0-9-_.]{1,64}$", description="app of Modal that sandboxes are in")
     modal_environment: str | None = Field(default=None, pattern=r"^\S+$", description="MODAL_ENVIRONMENT: that the app is in")
+    docker_host: str = Field(
+        default="unix:///var/run/docker.sock", description="DOCKER_HOST: the container engine, unix:///PATH or tcp://HOST:PORT"
+    )
+    docker_cert_path: Path | None = Field(
+        default=None, description="DOCKER_CERT_PATH: directory with ca.pem, cert.pem and key.pem for an engine at tcp://"
+    )
+    docker_image: str = Field(default="python:3.13-slim", min_length=1, description="image of sandboxes whose spec names none")
+    docker_pull: bool = Field(default=False, description="whether workers have the engine fetch images that it does not have")
+    docker_workspace: Literal["volume", "memory"] = Field(
+        default="volume", description="where workspaces are; memory: with limits, and counted as the sandbox's memory"
+    )
     openai_api_key: SecretStr | None = Field(default=None, description="OPENAI_API_KEY: the model worker's alone")
     openai_base_url: str | None = Field(default=None, pattern=r"^https?://", description="OPENAI_BASE_URL")
 
@@ -164,6 +175,8 @@ _FOREIGN = {
     "MODAL_TOKEN_ID": "modal_token_id",
     "MODAL_TOKEN_SECRET": "modal_token_secret",
     "MODAL_ENVIRONMENT": "modal_environment",
+    "DOCKER_HOST": "docker_host",
+    "DOCKER_CERT_PATH": "docker_cert_path",
 }
 _OWN = {PREFIX + name.upper(): name for name in Settings.model_fields if not name.startswith("openai_")}
 _SECRET = {name for name, field in {**_OWN, **_FOREIGN}.items() if "SecretStr" in str(Settings.model_fields[field].annotation)}
@@ -232,8 +245,8 @@ def check_role(settings: Settings, roles: frozenset[Role]) -> None:
         )
     if Role.SANDBOX not in roles and settings.modal_token_secret is not None:
         raise BadInput(
-            f"MODAL_TOKEN_SECRET: set in the environment of a {', '.join(sorted(roles))} worker, which must not hold it; unset it "
-            "there (env -u MODAL_TOKEN_SECRET -u CAISSON_MODAL_TOKEN_SECRET caisson worker ...)"
+            f"MODAL_TOKEN_SECRET: set in the environment of a {', '.join(sorted(roles))} worker, which must not hold it; unset "
+            "it there (env -u MODAL_TOKEN_SECRET -u CAISSON_MODAL_TOKEN_SECRET caisson worker ...)"
         )
     if Role.MODEL in roles and Role.SANDBOX in roles:
         raise BadInput("--role: model and sandbox cannot be one process; the key must not be where model-written code is started")

@@ -13,7 +13,12 @@ from tests.conformance.checks import Check, checks
 from tests.conformance.subjects import NotHere, Subject, subjects
 
 ASKED = os.environ.get("CONFORMANCE_SUBJECTS", "")
-"""Names of subjects, or of the providers before their first dash, separated by commas; all of them where it is empty."""
+"""Names of subjects, or of the providers before their first dash, separated by commas; the usual ones where it is empty."""
+USUAL = {
+    "test_conformance": ("local", "portable-python", "portable-busybox", "acme"),
+    "test_services": ("e2b", "modal-emulator"),
+}
+"""The subjects that every run of the tests has, by file. Container engines need packages and images of their own, and minutes."""
 RESULTS = os.environ.get("CONFORMANCE_RESULTS", "")
 """The file that gets a line for each check that was made, for `python -m tests.conformance.matrix`."""
 
@@ -26,7 +31,9 @@ def is_asked_for(name: str) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of every check with every subject."""
     if "check" in metafunc.fixturenames:
-        names = [name for name in subjects() if not ASKED or is_asked_for(name)]
+        file = metafunc.module.__name__.rpartition(".")[2]
+        asked = [name for name in subjects() if is_asked_for(name)] if file == "test_conformance" else []
+        names = asked if ASKED else [name for name in USUAL[file] if name in subjects()]
         metafunc.parametrize("subject", names, indirect=True, scope="session")
         metafunc.parametrize("check", [pytest.param(check, id=check.name) for check in checks()])
 

@@ -10,6 +10,7 @@ from tests.conformance.checks import Check, checks
 from tests.conformance.conftest import tell
 from tests.conformance.subjects import NotShown, Subject, subjects
 
+UNREACHABLE = "an_unreachable_service_is_unavailable"
 AT_ONCE = 4
 """Checks of one subject that are made at the same time."""
 
@@ -29,7 +30,15 @@ def begin(subject: Subject, request: pytest.FixtureRequest) -> _Outcomes:
         name = request.node.callspec.params["subject"]
         params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
         wanted: list[Check] = [each["check"] for each in params if each.get("subject") == name and "check" in each]
-        _begun[subject.name] = {check.name: asyncio.create_task(one(check)) for check in wanted}
+        # What cuts the service off would break the checks beside it, so it comes after all of them.
+        cutting = [check for check in wanted if check.name == UNREACHABLE]
+        tasks = {check.name: asyncio.create_task(one(check)) for check in wanted if check not in cutting}
+
+        async def last(check: Check) -> str | None:
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            return await check.run(subject)
+
+        _begun[subject.name] = {**tasks, **{check.name: asyncio.create_task(last(check)) for check in cutting}}
     return _begun[subject.name]
 
 

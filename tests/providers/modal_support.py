@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,9 +32,9 @@ class Service:
         self._workers: list[ModalProvider] = []
         self.provider = self.worker()
 
-    def worker(self, secret: str = TOKEN_SECRET) -> ModalProvider:
+    def worker(self, secret: str = TOKEN_SECRET, url: str = "") -> ModalProvider:
         """Return another provider, as another worker has it."""
-        worker = ModalProvider(TOKEN_ID, secret, APP, url=self.emulator.url)
+        worker = ModalProvider(TOKEN_ID, secret, APP, url=url or self.emulator.url)
         self._workers.append(worker)
         return worker
 
@@ -66,6 +67,13 @@ class Service:
         """Close all connections."""
         for worker in self._workers:
             await worker.close()
+
+
+def nobodys_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 @asynccontextmanager

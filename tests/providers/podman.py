@@ -186,10 +186,21 @@ def short_directory() -> Iterator[Path]:
     try:
         yield directory
     finally:
+        # What Podman runs after each exec comes late, and mounts its storage again.
+        until = time.monotonic() + 15
+        while time.monotonic() < until and any(str(directory) in line for line in command_lines()):
+            time.sleep(0.2)
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((one for one in mounts if one.startswith(f"{directory}/")), reverse=True):
             subprocess.run(["umount", "--lazy", mount], check=False)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def command_lines() -> Iterator[str]:
+    """The command lines of all processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield path.read_text(errors="replace")
 
 
 def driver() -> str:

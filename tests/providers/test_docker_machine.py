@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -145,6 +146,7 @@ async def test_a_paused_container_may_answer_later(rig: Rig) -> None:
     assert await rig.create() == sandbox.ref
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK leaks a socket that cannot connect
 async def test_an_engine_that_is_away_may_come_back(rig: Rig) -> None:
     """A sandbox outlives its engine's service, and what ran in it goes on."""
     sandbox = await rig.open()
@@ -165,6 +167,7 @@ async def test_an_engine_that_is_away_may_come_back(rig: Rig) -> None:
         await asyncio.to_thread(rig.engine.start)
     again = await rig.provider.attach(sandbox.ref)
     assert (await again.machine.run("sleep 2; cat on.txt", timeout=20)).stdout == b"on\n"
+    gc.collect()  # what the SDK leaked, here and not in another test
 
 
 # Sweeping

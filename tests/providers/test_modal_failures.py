@@ -28,7 +28,7 @@ from contracts.base import BadInput
 from contracts.sandbox import JobState, SandboxSpec
 from tests.emulators import modal as emulator
 from tests.emulators.modal import TOKEN_SECRET
-from tests.providers.modal_support import Service, missing, service_in
+from tests.providers.modal_support import Service, missing, nobodys_port, service_in
 from workers.settings import Role, check_role, load_settings
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -78,8 +78,7 @@ async def test_what_an_answer_means_while_a_sandbox_is_made(
     assert "no: [secret]" in str(caught.value)
     assert TOKEN_SECRET not in "".join(traceback.format_exception(caught.value))
     assert service.asked("SandboxCreateV2") <= 4
-    service.emulator.faults.waiting.clear()
-    assert (await service.create()).id in service.emulator.account.boxes
+    assert not service.emulator.account.boxes
 
 
 FINDING: dict[Status, type[SandboxError]] = {
@@ -278,7 +277,8 @@ async def test_a_service_that_cannot_be_reached_is_unavailable(service: Service,
         with pytest.raises(SandboxUnavailable):
             await call
     with pytest.raises(SandboxUnavailable):
-        await service.worker().attach(ref)
+        # A port of its own, since the SDK goes on trying to connect for a while.
+        await service.worker(url=f"http://127.0.0.1:{nobodys_port()}").attach(ref)
     assert time.monotonic() - begun < 20
     await service.emulator.listen()
     assert (await (await service.machine(ref)).run("echo back", timeout=10)).stdout == b"back\n"

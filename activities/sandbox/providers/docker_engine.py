@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,9 +147,17 @@ class Engine:
 
         def guarded() -> _T:
             with translated(self.url):
+                self._knock()
                 return function(*args, **kwargs)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, guarded)
+
+    def _knock(self) -> None:
+        """Raise OSError when nothing listens. The SDK would raise too, but leave its socket open each time."""
+        if self.url.startswith("unix://"):
+            with socket.socket(socket.AF_UNIX) as one:
+                one.settimeout(self.timeout)
+                one.connect(self.url.removeprefix("unix://"))
 
     @property
     def api(self) -> Any:

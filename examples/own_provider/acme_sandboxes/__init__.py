@@ -1,8 +1,6 @@
 """A whole provider for Caisson: what your service must do with one machine, and how machines are made, found and ended.
 
-The "service" here is bubblewrap on this machine, so that the example runs as it is. Put your SDK's calls where it says SDK.
-`PortableSandbox` makes jobs, sessions and files of them.
-"""
+The "service" here is bubblewrap on this machine, so that the example runs. Put your SDK's calls where it says SDK."""
 
 from __future__ import annotations
 
@@ -83,9 +81,8 @@ class AcmeMachine:
 
     async def _enter(self, argv: list[str]) -> asyncio.subprocess.Process:
         enter = ["nsenter", "-t", str(self.pid()), "-U", "-m", "-p", "-n", "-i", "--preserve-credentials"]
-        return await asyncio.create_subprocess_exec(
-            *enter, "--", *argv, stdin=-1, stdout=-1, stderr=-1, env=ENVIRONMENT
-        )  # -1: PIPE
+        enter += ["--", *argv]
+        return await asyncio.create_subprocess_exec(*enter, stdin=-1, stdout=-1, stderr=-1, env=ENVIRONMENT)  # -1: pipes
 
 
 class AcmeProvider:

@@ -24,7 +24,6 @@ BUILDER_VERSION = "2025.06"
 _ALPHABET = string.ascii_letters + string.digits
 _LONGEST = 24 * 3600
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,63}")
-_WITHOUT_TOKEN = ("AuthTokenGet", "AppGetOrCreate", "EnvironmentGetOrCreate", "Image", "SandboxGetFromName")
 
 
 def new_id(kind: str, length: int = 22) -> str:
@@ -112,8 +111,8 @@ class Control:
         given = stream.metadata.get("x-modal-token-id"), stream.metadata.get("x-modal-token-secret")
         if given != self._account.token:
             raise GRPCError(Status.UNAUTHENTICATED, f"Token validation failed: {given[0]} {given[1]}")
-        is_about_sandboxes = not name.startswith(_WITHOUT_TOKEN) or name.endswith("V2")
-        if is_about_sandboxes and stream.metadata.get("x-modal-auth-token") not in self._account.auth_tokens:
+        is_of_second_backend = name.startswith("Sandbox") and name != "SandboxGetFromName"
+        if is_of_second_backend and stream.metadata.get("x-modal-auth-token") not in self._account.auth_tokens:
             raise GRPCError(Status.UNAUTHENTICATED, "missing auth token")
 
     def _box(self, asked: Any) -> Box:

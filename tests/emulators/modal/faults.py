@@ -94,14 +94,13 @@ class Service:
         self._faults = faults
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Return the calls as grpclib wants them. It answers all others with UNIMPLEMENTED."""
+        """Return the calls as grpclib wants them. All others of the service are answered with UNIMPLEMENTED."""
         return dict(self._handlers())
 
     def _handlers(self) -> Iterator[tuple[str, Handler]]:
         for path, known in self._base.__mapping__(_Anything()).items():
             name = path.rpartition("/")[2]
-            if name in self._calls:
-                yield path, known._replace(func=self._guarded(name, self._calls[name]))
+            yield path, known._replace(func=self._guarded(name, self._calls.get(name, _not_here)))
 
     def _guarded(self, name: str, call: Call) -> Call:
         async def guarded(stream: Any) -> None:
@@ -125,6 +124,10 @@ class Service:
                 return
 
         return guarded
+
+
+async def _not_here(stream: Any) -> None:
+    raise GRPCError(Status.UNIMPLEMENTED, "the emulator does not have this call")
 
 
 class _Anything:
