@@ -9,6 +9,7 @@ from typing import Any
 
 from activities.agents import AgentDirectory, PrepareActivities
 from activities.model.prices import load_prices
+from activities.sandbox.port import SandboxProvider
 from activities.store.blobs import BlobStore
 from contracts.activity_names import Queues
 from workers.settings import Role, Settings
@@ -67,13 +68,11 @@ def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     return [Crew(queues.tools, everything)]
 
 
-def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+def provider_factories(settings: Settings) -> dict[str, Callable[[], SandboxProvider]]:
+    """Return how each provider is made that settings can say something of. Each raises SandboxAuth where its key is missing."""
     from activities.governance.egress_process import proxy_command
-    from activities.sandbox.activity import SandboxActivities
-    from activities.sandbox.port import SandboxAuth, SandboxProvider
-    from activities.sandbox.registry import ProviderRegistry, provider_class
-    from activities.workspace.activity import WorkspaceActivities
-    from activities.workspace.keeper import WorkspaceKeeper
+    from activities.sandbox.port import SandboxAuth
+    from activities.sandbox.registry import provider_class
 
     def local() -> SandboxProvider:
         return provider_class("local")(settings.sandbox_dir, proxy=proxy_command(settings.egress_private))
@@ -102,10 +101,21 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
             certificates=settings.docker_cert_path,
         )
 
-    providers = ProviderRegistry({"local": local, "docker": docker, "e2b": e2b, "modal": modal})
+    return {"local": local, "docker": docker, "e2b": e2b, "modal": modal}
+
+
+def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
+    from activities.sandbox.activity import SandboxActivities
+    from activities.sandbox.registry import ProviderRegistry
+    from activities.sandbox.turns import Turns
+    from activities.workspace.activity import WorkspaceActivities
+    from activities.workspace.keeper import WorkspaceKeeper
+
+    providers = ProviderRegistry(provider_factories(settings))
     keeper = WorkspaceKeeper(providers, blobs)
-    sandbox = SandboxActivities(providers, blobs, keeper, queues, settings.sandbox_host)
-    workspace = WorkspaceActivities(providers, blobs, keeper)
+    turns = Turns(settings.sandbox_slots)
+    sandbox = SandboxActivities(providers, blobs, keeper, queues, settings.sandbox_host, turns)
+    workspace = WorkspaceActivities(providers, blobs, keeper, turns)
     everything: list[Callable[..., Any]] = [
         sandbox.open_sandbox,
         sandbox.close_sandbox,
@@ -121,10 +131,13 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
     # Commands outlive their worker, so a short grace loses nothing: the next worker finds them running.
     grace = timedelta(seconds=5)
     return [
-        Crew(queues.sandbox, everything, slots=settings.sandbox_slots, grace=grace),
-        Crew(queues.sandbox_host(settings.sandbox_host), everything, slots=settings.sandbox_slots, grace=grace),
+        Crew(queues.sandbox, everything, slots=TAKEN_UP, grace=grace),
+        Crew(queues.sandbox_host(settings.sandbox_host), everything, slots=TAKEN_UP, grace=grace),
     ]
 
+
+TAKEN_UP = 1000
+"""Calls that a sandbox worker takes up at one time; how many commands run is decided there, by turns."""
 
 _BUILDERS: dict[Role, Callable[[Settings, BlobStore, Queues], list[Crew]]] = {
     Role.WORKFLOW: _workflow,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import structlog
@@ -17,7 +18,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from activities.store.blobs import BlobStore
 from contracts.base import BadInput
-from workers.compose import Crew, crews
+from workers.compose import Crew, crews, provider_factories
 from workers.connect import connect, open_blobs
 from workers.logs import LogInterceptor, configure_logs
 from workers.settings import Role, Settings, check_role
@@ -34,6 +35,7 @@ SEARCH_ATTRIBUTES: dict[str, str] = {
 }
 """Every search attribute that runs set, with its type as the Temporal CLI spells it."""
 
+_THREADS = 32
 _THROTTLE = timedelta(seconds=1)
 
 
@@ -72,6 +74,8 @@ async def serve(roles: frozenset[Role], settings: Settings) -> None:
     workers = [make_worker(client, crew) for crew in _crews(roles, settings, blobs)]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    # Waiting for disks and stores, mostly; the default is a handful on a small machine.
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="worker"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
@@ -79,6 +83,7 @@ async def serve(roles: frozenset[Role], settings: Settings) -> None:
             await stack.enter_async_context(worker)
         if Role.SANDBOX in roles:
             await stack.enter_async_context(_sweeping(client, settings))
+            await stack.enter_async_context(_sweeping_services(client, settings))
         log.info("worker ready", queues=[worker.task_queue for worker in workers], namespace=client.namespace)
         await stop.wait()
         log.info("worker draining")
@@ -90,6 +95,14 @@ def _sweeping(client: Client, settings: Settings) -> contextlib.AbstractAsyncCon
     from workers.sweep import sweeping
 
     return sweeping(LocalProvider(settings.sandbox_dir), client)
+
+
+def _sweeping_services(client: Client, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:
+    from activities.sandbox.registry import ProviderRegistry
+    from workers.sweep_services import ServiceSweep, sweeping_services
+
+    registry = ProviderRegistry(provider_factories(settings))
+    return sweeping_services(ServiceSweep(registry, settings.services(), client))
 
 
 def _crews(roles: frozenset[Role], settings: Settings, blobs: BlobStore) -> list[Crew]:

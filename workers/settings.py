@@ -125,7 +125,7 @@ class Settings(Contract):
     model: str = Field(default="gpt-5.4", min_length=1, description="model of agents that name none")
     prices: Path | None = Field(default=None, description="price table; default: the one that comes with Caisson")
     model_slots: int = Field(default=32, gt=0, le=1000, description="model calls at a time in one worker")
-    sandbox_slots: int = Field(default=16, gt=0, le=1000, description="sandbox activities at a time in one worker")
+    sandbox_slots: int = Field(default=64, gt=0, le=1000, description="commands at a time in one sandbox worker")
     log_format: Annotated[str, Field(pattern="^(auto|json|console)$")] = Field(
         default="auto", description="auto: console on a terminal"
     )
@@ -152,6 +152,11 @@ class Settings(Contract):
     )
     openai_api_key: SecretStr | None = Field(default=None, description="OPENAI_API_KEY: the model worker's alone")
     openai_base_url: str | None = Field(default=None, pattern=r"^https?://", description="OPENAI_BASE_URL")
+
+    def services(self) -> tuple[str, ...]:
+        """The providers, beside the local one, that there is something set for."""
+        found = {"docker": "docker_host" in self.model_fields_set, "e2b": self.e2b_api_key, "modal": self.modal_token_secret}
+        return tuple(name for name, is_set in found.items() if is_set)
 
     @property
     def store_place(self) -> StorePlace:
@@ -189,7 +194,7 @@ def _bare(variable: str) -> str:
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings. Raises BadInput naming each bad variable, its value, and what is expected."""
     environ = os.environ if environ is None else environ
-    variables = {**_OWN, **_FOREIGN}
+    variables = {**_FOREIGN, **_OWN}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in variables:
             # Compared without the prefix, or everything would look like everything.

@@ -27,7 +27,7 @@ from contracts.sandbox import NAMESPACE_LABEL, RUN_LABEL
 EVERY_SECONDS = 600.0
 YOUNGEST_SECONDS = 300.0
 """A sandbox younger than this is never ended: its run may be on its way."""
-_QUERY_TIMEOUT = timedelta(seconds=10)
+QUERY_TIMEOUT = timedelta(seconds=10)
 _OPEN = (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW)
 
 
@@ -85,7 +85,7 @@ async def _has_moved(client: Client, one: Found) -> bool:
         return False
     try:
         # A dict, because this may be the run of another version.
-        status = await client.get_workflow_handle(one.run_id).query("status", result_type=dict, rpc_timeout=_QUERY_TIMEOUT)
+        status = await client.get_workflow_handle(one.run_id).query("status", result_type=dict, rpc_timeout=QUERY_TIMEOUT)
     except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError):
         return False
     now = status.get("sandbox")

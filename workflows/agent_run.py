@@ -256,6 +256,7 @@ class AgentRun:
     async def _continue_as_new(self) -> None:
         # Handlers only write things down, so none is ever half done here; this line keeps that true.
         await workflow.wait_condition(workflow.all_handlers_finished)
+        await self._workspace.settle()
         packed = self._run.model_copy(update={**self._desk.pack(), **self._workspace.pack(), **self._children.pack()})
         workflow.continue_as_new(args=[None, packed])
 

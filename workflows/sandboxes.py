@@ -42,8 +42,8 @@ SNAPSHOT_SECONDS = 600
 """What a call in the sandbox may take beside its command: mostly for the snapshot after it."""
 MAX_LOSSES = 3
 """Sandboxes that may be lost under one call before the run gives up."""
-FIRST_WAIT, WAIT_FACTOR = 0.2, 5.0
-"""Seconds before a lost sandbox is replaced, and by how much that grows when the new one is lost as well."""
+FIRST_WAIT, WAIT_FACTOR = 1.0, 5.0
+"""Seconds before a sandbox is replaced whose predecessor was lost as well, and by how much that grows with the next."""
 END_MARGIN = (5.0, 120.0)
 """A tenth of a sandbox's lifetime, but at least and at most so many seconds before its end, the run moves to another."""
 
@@ -69,6 +69,7 @@ class Sandboxes:
         self._is_ready = carried is not None and carried.sandbox is not None
         self._is_from_manifest = False
         self._is_leaving = False
+        self._closing: asyncio.Task[str | None] | None = None
         self._untold: list[str] = list(carried.untold) if carried else []
         self.sandbox: SandboxRef | None = carried.sandbox if carried else None
         self._since: datetime | None = workflow.now() if self.sandbox else None
@@ -158,7 +159,9 @@ class Sandboxes:
                 if kind not in LOST or losses > MAX_LOSSES:
                     raise
                 await self._lose(kind, reason)
-                await workflow.sleep(FIRST_WAIT * WAIT_FACTOR ** (losses - 1), summary="before the next sandbox")
+                if losses == 1:
+                    continue  # most losses are single ones, and the server's shortest timer is long
+                await workflow.sleep(FIRST_WAIT * WAIT_FACTOR ** (losses - 2), summary="before the next sandbox")
 
     async def _ready(self, prepared: PrepareRunResult) -> SandboxRef:
         """Return a sandbox that holds the workspace, made anew where there is none, or its lifetime is about to end."""
@@ -224,7 +227,9 @@ class Sandboxes:
         if kind == ErrorType.HOST_LOST:
             self._forget()  # nobody is there to end it; if the host comes back, its worker sweeps it
         else:
-            await self._end_sandbox()
+            await self.settle()
+            self._closing = asyncio.create_task(self._close(self.sandbox))
+            self._forget()
         self._note(f"The sandbox was lost ({reason}) and replaced by a new one; the call in flight was carried out again in it")
 
     async def _put_away_after(self, prepared: PrepareRunResult, idle: float, waiting: asyncio.Task[Any]) -> None:
@@ -269,20 +274,31 @@ class Sandboxes:
 
     async def _end_sandbox(self) -> str | None:
         """End the sandbox, and return why that could not be done, if it could not."""
+        await self.settle()
         sandbox = self.sandbox
         if sandbox is None:
             return None
         try:
-            closing = CloseSandboxInput(sandbox=sandbox, run_id=self._run_id, egress=self.egress_log)
+            return await self._close(sandbox)
+        finally:
+            self._forget()
+
+    async def _close(self, sandbox: SandboxRef) -> str | None:
+        closing = CloseSandboxInput(sandbox=sandbox, run_id=self._run_id, egress=self.egress_log)
+        try:
             closed = await call(CLOSE_SANDBOX, closing, queue=sandbox.queue, summary="end the sandbox", on_host=True)
             self.egress_log = closed.egress
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
             return explain_failure(error)[1]
-        finally:
-            self._forget()
         return None
+
+    async def settle(self) -> None:
+        """Return when what is left of a lost sandbox has been cleared away, which is done beside making the next."""
+        if self._closing is not None:
+            closing, self._closing = self._closing, None
+            await asyncio.gather(closing, return_exceptions=True)
 
     def _forget(self) -> None:
         self._seconds, self._since, self.sandbox, self._ends_near = self.seconds(), None, None, None

@@ -17,6 +17,7 @@ from activities.sandbox.output import decode
 from activities.sandbox.port import InteractiveSandbox, Sandbox, SandboxError
 from activities.sandbox.registry import ProviderRegistry, translate
 from activities.sandbox.shell import ShellCall
+from activities.sandbox.turns import Turns
 from activities.store.blobs import BlobStore
 from activities.tools.patch_activity import patch_workspace
 from activities.tools.shell import read_shell
@@ -51,7 +52,16 @@ async def sandbox_errors() -> AsyncIterator[None]:
 class SandboxActivities:
     """Works in sandboxes; holds no model key and no store credential but the blob store's."""
 
-    def __init__(self, providers: ProviderRegistry, blobs: BlobStore, keeper: WorkspaceKeeper, queues: Queues, host: str) -> None:
+    def __init__(
+        self,
+        providers: ProviderRegistry,
+        blobs: BlobStore,
+        keeper: WorkspaceKeeper,
+        queues: Queues,
+        host: str,
+        turns: Turns | None = None,
+    ) -> None:
+        self._turns = turns or Turns()
         self._providers = providers
         self._keeper = keeper
         self._blobs = blobs
@@ -88,7 +98,7 @@ class SandboxActivities:
     @activity.defn(name=RUN_SHELL.name)
     async def run_shell(self, given: ToolCallInput) -> ToolCallResult:
         """Run one command to its end, or start or use a session. A retry finds what an earlier attempt did."""
-        async with beating() as beat, sandbox_errors():
+        async with beating() as beat, sandbox_errors(), self._turns.commands:
             tool, arguments = await self._shell(given)
             sandbox = await self._attach(given.sandbox)
             is_interactive = self._providers.get(given.sandbox.provider).capabilities.interactive

@@ -13,6 +13,7 @@ from activities.sandbox.activity import sandbox_errors
 from activities.sandbox.output import render
 from activities.sandbox.port import Command, FileChange, FileFault, FileView, Sandbox
 from activities.sandbox.registry import ProviderRegistry
+from activities.sandbox.turns import Turns
 from activities.store.blobs import BlobStore
 from activities.workspace.keeper import WorkspaceKeeper
 from activities.workspace.take import take_results
@@ -53,7 +54,10 @@ MAX_ARTIFACTS = 10_000
 class WorkspaceActivities:
     """Moves files between the store and a workspace through the sandbox port."""
 
-    def __init__(self, providers: ProviderRegistry, blobs: BlobStore, keeper: WorkspaceKeeper) -> None:
+    def __init__(
+        self, providers: ProviderRegistry, blobs: BlobStore, keeper: WorkspaceKeeper, turns: Turns | None = None
+    ) -> None:
+        self._turns = turns or Turns()
         self._providers = providers
         self._blobs = blobs
         self._keeper = keeper
@@ -77,7 +81,7 @@ class WorkspaceActivities:
     @activity.defn(name=RUN_SETUP.name)
     async def run_setup(self, given: RunSetupInput) -> RunSetupResult:
         """Run one command of the manifest's setup to its end. Raises ApplicationError `BadInput` when it does not do well."""
-        async with beating() as beat, sandbox_errors():
+        async with beating() as beat, sandbox_errors(), self._turns.commands:
             spec = (await self._agents.get(given.agent)).spec
             command = spec.manifest.setup[given.index]
             sandbox = await self._providers.attach(given.sandbox)

@@ -24,7 +24,9 @@ from activities.workspace.threads import to_end
 from contracts.sandbox import SandboxRef
 from contracts.snapshot import SnapshotRef
 
-REMEMBERED = 32
+AT_ONCE = 8
+"""Snapshots and restores that go on at one time: each reads, hashes and packs."""
+REMEMBERED = 256
 """Sandboxes that a worker remembers the files of."""
 
 
@@ -45,6 +47,7 @@ class WorkspaceKeeper:
         self._providers = providers
         self.store = SnapshotStore(blobs)
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def snapshot(self, sandbox: Sandbox, base: SnapshotRef | None, excludes: tuple[str, ...] = ()) -> SnapshotRef:
         """Store what the workspace holds now. `base` is the run's snapshot before this one; the same one means no change.
@@ -52,7 +55,7 @@ class WorkspaceKeeper:
         Raises SandboxError or StoreError; what was stored before stays as it is.
         """
         known = self._of(sandbox)
-        async with known.lock:
+        async with known.lock, self._turns:
             tree = None
             if known.ref != base or (base is not None and known.seen is None):
                 known.seen, known.ref = None, base
@@ -82,7 +85,7 @@ class WorkspaceKeeper:
         checked beside the workspace before anything in it changes. Raises SandboxError or StoreError.
         """
         known = self._of(sandbox)
-        async with known.lock:
+        async with known.lock, self._turns:
             tree = await self.store.load(ref)
             if not self._is_on_host(sandbox):
                 known.seen, known.ref = None, None

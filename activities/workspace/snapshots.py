@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -110,17 +111,23 @@ class SnapshotStore:
         The reference is returned only when everything it needs is stored. `scan.root` is complete then, and may be the base of
         the next. Raises StoreError; then nothing refers to what was written, and `scan` is of no further use.
         """
+        if base is not None and not scan.pending and _is_same(scan, base):
+            return base
         writer = PackWriter(self.blobs, asyncio.get_running_loop())
-        work = asyncio.create_task(asyncio.to_thread(_build, scan, contents, writer))
+        # A thread of its own: it waits for the store, which works in threads of the loop's pool, and must not take one of those.
+        alone = ThreadPoolExecutor(1, thread_name_prefix="snapshot-save")
+        work = asyncio.get_running_loop().run_in_executor(alone, _build, scan, contents, writer)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             writer.stop()
             await asyncio.gather(work, return_exceptions=True)
             raise
-        identity = snapshot_id(scan.root).hex()
-        if base is not None and base.id == identity and base.skipped == len(scan.skipped) and not writer.written:
+        finally:
+            alone.shutdown(wait=False)
+        if base is not None and not writer.written and _is_same(scan, base):
             return base
+        identity = snapshot_id(scan.root).hex()
         files, total_bytes = await asyncio.to_thread(totals, scan.root)
         data = _encode_record(scan)
         record = BlobRef(digest=hashlib.sha256(data).hexdigest(), size=len(data))
@@ -160,6 +167,12 @@ class SnapshotStore:
                         raise ObjectDamaged(f"the snapshot has more than {MAX_DIRECTORIES} directories")
             await asyncio.sleep(0)
         return below
+
+
+def _is_same(scan: Scan, base: SnapshotRef) -> bool:
+    """Whether a tree that is stored already is that of the snapshot before."""
+    is_stored = scan.root.frame is not None
+    return is_stored and base.id == snapshot_id(scan.root).hex() and base.skipped == len(scan.skipped)
 
 
 def _build(scan: Scan, contents: Contents, writer: PackWriter) -> None:

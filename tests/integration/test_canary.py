@@ -130,7 +130,8 @@ async def test_the_stores_key_and_a_manifests_secret_are_nowhere_else(tmp_path: 
             handle = await stack.start("look-for-secrets", manifest={"entries": {"given": entry}})
             result = await stack.finish(handle)
             assert result["status"] == "completed"
-            refused = await stack.start("look-for-secrets", manifest={"entries": {"given": {**entry, "bucket": "no-such-bucket"}}})
+            elsewhere = {"entries": {"given": {**entry, "bucket": "no-such-bucket"}}}
+            refused = await stack.start("look-for-secrets", manifest=elsewhere)
             error = await stack.failure(refused)
             assert "manifest.entries.given" in error.message
             assert not found(error.message.encode())

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from activities.sandbox.providers.local import LocalProvider
+from activities.sandbox.registry import ProviderRegistry
+from contracts.sandbox import NAMESPACE_LABEL, RUN_LABEL, SandboxSpec
 from tests.integration.stack import Handle, Stack
 from tests.integration.test_command import caisson
 from tests.integration.test_durability import alive, until
+from workers.sweep_services import SUSPECT_SECONDS, ServiceSweep
 
 
 async def busy(stack: Stack) -> tuple[Handle, Path]:
@@ -62,6 +66,25 @@ async def test_a_sandbox_whose_run_has_moved_is_swept(stack: Stack) -> None:
     code, out, err = await caisson(stack, "sandboxes", "sweep")
     assert (code, left.exists(), its.exists()) == (0, False, True), (out, err)
     assert "elsewhere" in out
+    await handle.cancel()
+    await until(lambda: not its.exists(), "the end of the run")
+
+
+async def test_what_no_run_has_at_a_service_is_swept_at_the_second_look(stack: Stack) -> None:
+    """A crash between making a sandbox and taking note of it leaves one that costs; an open run's is not touched.
+
+    The local provider stands for a service here: the sweep knows of it only what every provider can do.
+    """
+    handle, its = await busy(stack)
+    provider = LocalProvider(stack.state / "sandboxes")
+    labels = {RUN_LABEL: "nobody", NAMESPACE_LABEL: "default"}
+    orphan = await provider.create(SandboxSpec(), "orphan", environment={}, labels=labels, queue="q")
+    sweep = ServiceSweep(ProviderRegistry({"local": lambda: provider}), ("local",), stack.dev.client)
+    assert await sweep.sweep(1000.0) == []
+    assert await sweep.sweep(1000.0 + SUSPECT_SECONDS - 1) == []
+    assert await sweep.sweep(1000.0 + SUSPECT_SECONDS) == [orphan]
+    assert its.exists()
+    assert orphan not in await provider.list({})
     await handle.cancel()
     await until(lambda: not its.exists(), "the end of the run")
 
