@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,15 @@ async def park(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Park]:
         yield Park(made, found)
 
 
+def _same(provider: Any) -> Any:
+    return provider
+
+
 def activities(stack: Stack, found: Mapping[str, Subject]) -> list[Any]:
     """What a sandbox worker does, with these providers, and each of them once more as one that gives one sandbox."""
     everyone: dict[str, Any] = {kind: subject.provider for kind, subject in found.items()}
     everyone |= {f"one-{kind}": GivesOne(subject.provider) for kind, subject in found.items()}
-    registry = ProviderRegistry({name: (lambda provider=provider: provider) for name, provider in everyone.items()})
+    registry = ProviderRegistry({name: partial(_same, provider) for name, provider in everyone.items()})
     blobs = stack.dev.blobs
     keeper = WorkspaceKeeper(registry, blobs)
     sandbox = SandboxActivities(registry, blobs, keeper, Queues(QUEUE), HOST)
