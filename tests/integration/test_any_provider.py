@@ -127,6 +127,8 @@ async def move(park: Park, first: str, second: str) -> None:
 TREE = b"dir/empty\ndir/exec 755\ndir/link -> exec\ndir/one 640\ndir/same 640\n"
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("first", list(KINDS))
 async def test_a_run_goes_on_with_any_provider(park: Park, first: str) -> None:
     """From each provider to each, itself included."""

@@ -205,7 +205,7 @@ def test_a_malformed_file_is_refused(answer: object, message: str, tmp_path: Pat
 
 
 def _scenario_turns() -> list[TurnSpec]:
-    scenario = load_scenarios(EXAMPLE / "scenario.yaml").scenarios[0]
+    (scenario,) = (one for one in load_scenarios(EXAMPLE / "scenario.yaml").scenarios if one.name == "clinical-records")
     return [turn for turn in scenario.turns if isinstance(turn, TurnSpec)]
 
 

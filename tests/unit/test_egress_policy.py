@@ -10,7 +10,7 @@ from pathlib import Path
 
 import h11
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activities.governance.egress_http import check_request, onward_request, read_target, returned_response
@@ -295,6 +295,7 @@ def test_a_client_without_a_server_name_is_read() -> None:
     assert found.server_name is None
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=16, max_value=400), st.integers(min_value=0, max_value=20))
 def test_a_client_hello_is_found_however_it_is_cut(size: int, alpn: int) -> None:
     """Cut into TLS records and read in small pieces, it is complete exactly at its end."""

@@ -1,5 +1,4 @@
 """A whole provider for Caisson: what your service must do with one machine, and how machines are made, found and ended.
-
 The "service" here is bubblewrap on this machine, so that the example runs. Put your SDK's calls where it says SDK."""
 
 from __future__ import annotations
@@ -147,4 +146,5 @@ class AcmeProvider:
 
 def _started(pid: int) -> str:
     """When a process was started: a pid alone may be another one's by now."""
-    return Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2].split()[19]
+    state, *fields = Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2].split()
+    return "" if state in "ZX" else fields[18]  # one that is only not buried yet is dead
