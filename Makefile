@@ -26,9 +26,9 @@ check: ## the quick half of `make test`
 	.venv/bin/mypy .
 	.venv/bin/pytest tests/unit
 
-soak: ## a 2,000-step run through continue-as-new; some minutes
+soak: ## a 2,000-step run, chaos, runs that move between providers, killed fetches; many minutes
 	@scripts/setup.sh dev
-	.venv/bin/pytest -m soak -o timeout=1800 tests/integration
+	.venv/bin/pytest -m soak -o timeout=1800 tests
 
 conformance: ## every check with one provider (PROVIDER=local, docker, e2b-live, ...); hosted ones cost money
 	@scripts/setup.sh dev

@@ -18,7 +18,8 @@ USUAL = {
     "test_conformance": ("local", "portable-busybox", "acme"),
     "test_services": ("e2b", "modal-emulator"),
 }
-"""The subjects that every run of the tests has, by file. Container engines need packages and images of their own, and minutes; what Python adds in the image the services show."""
+"""The subjects that every run of the tests has, by file. Container engines need packages and images of their own,
+and minutes; what Python adds in an image the services show."""
 RESULTS = os.environ.get("CONFORMANCE_RESULTS", "")
 """The file that gets a line for each check that was made, for `python -m tests.conformance.matrix`."""
 
