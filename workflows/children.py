@@ -354,7 +354,7 @@ def _report(child: Child, result: RunResult) -> ChildReport:
         base=child.link.snapshot,
         snapshot=result.checkpoint.snapshot if result.checkpoint else None,
         collect=bool(child.ask.get("collect", True)),
-        merge=bool(child.ask.get("merge", False)),
+        merge=child.ask.get("merge") == "patch",
     )
 
 

@@ -42,7 +42,10 @@ def define_subagents(spec: AgentSpec) -> list[ToolDefinition]:
                 "maxItems": 200,
                 "description": "files and directories of your workspace that it gets, at the same paths",
             },
-            "merge": {"type": "boolean", "description": "merge its changes of the workspace into yours when it is told of"},
+            "merge": {
+                "enum": ["none", "patch"],
+                "description": "patch: merge its changes of the workspace into yours when it is told of (default none)",
+            },
             "collect": {"type": "boolean", "description": "bring its outputs to subagents/<name>/ (default true)"},
         },
         "required": ["role", "name", "task"],
@@ -83,7 +86,7 @@ def define_subagents(spec: AgentSpec) -> list[ToolDefinition]:
 _SEES = {
     "own": "(It has a workspace of its own.)",
     "inputs": "(It gets the files that you name in inputs.)",
-    "fork": "(It gets a copy of your whole workspace; merge brings its changes back.)",
+    "fork": "(It gets a copy of your whole workspace; merge: patch brings its changes back.)",
 }
 
 
@@ -99,7 +102,7 @@ def _fault_of_spawn(arguments: Mapping[str, Any], workspaces: Mapping[str, str])
             return f"agents: {name!r}: inputs are for roles that get files; leave them out, or say in the task what matters"
         if sees == "inputs" and not one.get("inputs"):
             return f"agents: {name!r}: this role works on files of yours; name them in inputs"
-        if one.get("merge") and sees != "fork":
+        if one.get("merge") == "patch" and sees != "fork":
             return f"agents: {name!r}: merge is for roles that get a copy of the workspace; leave it out"
         for path in one.get("inputs") or ():
             if isinstance(path, str) and (path.startswith("/") or ".." in path.split("/")):
