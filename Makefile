@@ -13,7 +13,7 @@ test: ## everything that must hold: format, lint, types, tests
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy .
-	.venv/bin/pytest -n 2 --dist loadfile
+	.venv/bin/pytest -n 3 --dist loadfile
 
 dev: ## start the dev stack and leave it running
 	@scripts/setup.sh run

@@ -135,10 +135,11 @@ async def test_hostile_patterns_cost_no_time_and_stop_nothing(room: Room, text: 
 # --- faults of the store
 
 
-async def test_a_thousand_rounds_with_a_store_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [250, pytest.param(1000, marks=pytest.mark.soak)])
+async def test_rounds_with_a_store_that_fails(tmp_path: Path, rounds: int) -> None:
     """Saved or restored whatever the store does: the right tree or a StoreError, and what was saved before stays."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        await _rounds(FaultyStore(LocalStore(Path(memory)), random.Random(7)), tmp_path, 1000)
+        await _rounds(FaultyStore(LocalStore(Path(memory)), random.Random(7)), tmp_path, rounds)
 
 
 async def _rounds(store: FaultyStore, root: Path, rounds: int) -> None:
