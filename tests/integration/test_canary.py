@@ -99,6 +99,7 @@ async def test_only_the_model_worker_has_the_key_in_its_environment(guarded: Sta
         assert found(environment) == (name == "model-worker"), name
 
 
+@pytest.mark.soak
 async def test_the_stores_key_and_a_manifests_secret_are_nowhere_else(tmp_path: Path) -> None:
     """Blobs lie in object storage, and the manifest reads a bucket with a secret: both are canaries, on a real server.
 

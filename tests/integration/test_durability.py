@@ -143,7 +143,7 @@ async def test_cancelling_kills_the_command_and_cleans_up(mortal: Stack) -> None
     """
     handle = await mortal.start("endless-command")
     await until(lambda: list((mortal.state / "sandboxes").glob("*/workspace/marker")), "the command's start")
-    assert alive(b"613.5") > 0
+    await until(lambda: alive(b"613.5") > 0, "the command itself")
     await handle.cancel()
     await until(lambda: alive(b"613.5") == 0, "the death of the command", 10)
     with pytest.raises(WorkflowFailureError) as failed:

@@ -129,12 +129,14 @@ async def test_zero_allows_no_subagents(stack: Stack) -> None:
 
 async def test_a_lost_sandbox_of_a_subagent_is_its_own_affair(stack: Stack) -> None:
     """It goes on in another, and its parent does not notice."""
-    handle = await stack.start("in-the-background", agent(role("plain")))
+    short = {"name": "short", "budget": {"steps": 8}}
+    handle = await stack.start("waits-for-one", agent(role("plain", agent=short)))
     one = await child(stack, handle, "long")
-    await until(lambda: bool(sandboxes_of(stack, one.id)), "its sandbox")
+    await stack.until(one, step=2)
     kill(sandboxes_of(stack, one.id)[0])
     result = await stack.finish(handle)
-    assert result["output"] == "it was stopped"
+    assert result["status"] == "completed"
+    assert (await one.result())["recoveries"] == 1
 
 
 async def test_a_cancellation_is_heard_whatever_the_run_does(stack: Stack) -> None:

@@ -20,7 +20,7 @@ from activities.sandbox.port import BadSandboxSpec, FileFault, SandboxGone, Sand
 from contracts.sandbox import NAMESPACE_LABEL, RUN_LABEL, NetworkPolicy, SandboxLimits, SandboxSpec
 from tests.providers.modal_support import Service, missing, service_in
 
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
 @pytest.fixture

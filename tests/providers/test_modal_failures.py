@@ -31,7 +31,7 @@ from tests.emulators.modal import TOKEN_SECRET
 from tests.providers.modal_support import Service, missing, nobodys_port, service_in
 from workers.settings import Role, check_role, load_settings
 
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 ALWAYS = 99
 

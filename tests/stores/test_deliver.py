@@ -23,9 +23,6 @@ from tests.stores.test_manifest_entries import Company, company, secret_of
 __all__ = ["company"]
 
 
-pytestmark = pytest.mark.soak  # every store, and workers killed in mid-delivery
-
-
 def output(company: Company, path: str = "outputs", prefix: str = "results/{run_id}/", **fields: Any) -> dict[str, Any]:
     """An output that goes to the company's bucket."""
     return {"path": path, "to": company.entry(prefix, **fields)}

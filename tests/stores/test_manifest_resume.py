@@ -28,7 +28,6 @@ from tests.manifest_support import Desk, files_of
 from tests.stores.proxy import Proxy, Slow
 from tests.stores.servers import S3_CREDENTIAL, S3Server
 
-pytestmark = pytest.mark.soak  # workers are killed at moments that a busy machine moves about
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 
