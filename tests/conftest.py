@@ -12,6 +12,7 @@ SOAK = (
     "providers",
     "stores",
     "sandbox/test_remote_snapshots.py",
+    "unit/source_git",
     "unit/test_store_sweep_races.py",
     "integration/test_hosts.py",
     "integration/test_manifests.py",

@@ -133,9 +133,12 @@ async def temporal(stack: Stack, *arguments: str) -> str:
 
 def sandboxes_of(stack: Stack, run_id: str) -> list[Path]:
     """The directories of a run's sandboxes that are not removed."""
-    return [
-        path for path in stack.sandboxes() if json.loads((path / "state.json").read_text())["labels"]["caisson_run"] == run_id
-    ]
+    found = []
+    for path in stack.sandboxes():
+        with contextlib.suppress(OSError, ValueError):  # it is being removed
+            if json.loads((path / "state.json").read_text())["labels"]["caisson_run"] == run_id:
+                found.append(path)
+    return found
 
 
 def kill(sandbox: Path) -> None:
