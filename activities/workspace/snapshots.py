@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -90,13 +90,6 @@ class Snapshot:
     root: Directory
     excludes: tuple[str, ...]
     skipped: tuple[Skipped, ...]
-
-
-class Scanner(Protocol):
-    """Looks at a workspace, in a thread."""
-
-    def scan(self) -> Scan:
-        """Return what the workspace holds."""
 
 
 class SnapshotStore:
