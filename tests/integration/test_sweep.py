@@ -18,7 +18,7 @@ from workers.sweep_services import SUSPECT_SECONDS, ServiceSweep
 async def busy(stack: Stack) -> tuple[Handle, Path]:
     """Start a run that stays in a command, and return it with the directory of its sandbox, which counts as an hour old."""
     before = set(stack.sandboxes())
-    handle = await stack.start("endless-session")
+    handle = await stack.start("left-session")
     await until(lambda: any((new / "workspace/marker").exists() for new in set(stack.sandboxes()) - before), "the command")
     (sandbox,) = set(stack.sandboxes()) - before
     record: dict[str, Any] = json.loads((sandbox / "state.json").read_text())
@@ -51,7 +51,7 @@ async def test_the_sandbox_of_a_terminated_run_is_swept(stack: Stack) -> None:
 
     code, out, err = await caisson(stack, "sandboxes", "sweep")
     assert (code, its.exists(), other.exists()) == (0, False, True), err
-    assert alive(b"615.5") == 2
+    assert alive(b"616.5") == 2
     assert await caisson(stack, "sandboxes", "sweep") == (0, "nothing to sweep\n", "")
     await going_on.cancel()
     await until(lambda: not other.exists(), "the end of the other run")
