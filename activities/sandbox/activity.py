@@ -145,8 +145,11 @@ class SandboxActivities:
 async def _watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[None]:
     """Tell the heartbeat how the job stands while the block waits for it, and end the job when a person stops the run."""
 
+    over = asyncio.Event()
+
     async def follow() -> None:
-        while True:
+        # Not by its cancellation alone: a provider may have lost it.
+        while not over.is_set():
             await asyncio.sleep(_PROGRESS_SECONDS)
             # A sandbox that fails here fails the wait beside it too, with the error that counts.
             with contextlib.suppress(SandboxError):
@@ -168,6 +171,7 @@ async def _watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[N
             await sandbox.kill_job(job_id)
         raise
     finally:
+        over.set()
         follower.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await follower

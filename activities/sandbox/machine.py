@@ -6,7 +6,9 @@ and says so in its capabilities; what it does not override works the portable wa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +18,24 @@ STATE = "/tmp/.caisson"  # noqa: S108 - the sandbox's own
 """Where the harness keeps jobs and their output inside a sandbox: outside of the workspace, and gone with the sandbox."""
 OUTPUT_CAP = 60_000
 """Bytes of each stream that a script may be expected to bring back: the least that any provider passes on is 64 KiB."""
+
+
+@contextlib.contextmanager
+def cancellation_heard() -> Iterator[None]:
+    """Raise CancelledError when the task is cancelled in the block, whatever the SDK in it makes of that.
+
+    Some SDKs turn it into an error of their own, and one that is taken for a fault of the service is tried again: the task that
+    was to end goes on, and who waits for its end waits for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except Exception:
+        if task is None or task.cancelling() == before:
+            raise
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 
 import pytest
 
-from activities.sandbox.port import SandboxGone, SandboxUnavailable
+from activities.sandbox.port import SandboxError, SandboxGone, SandboxUnavailable
 from tests.conformance.box import Box, own, shared
 from tests.conformance.checks_processes import until_running
 from tests.conformance.subjects import NotShown, Subject
@@ -52,6 +53,34 @@ async def check_a_waiting_call_is_told(subject: Subject) -> None:
         with pytest.raises(SandboxGone):
             await waiting
         assert time.monotonic() - began < 30
+
+
+async def check_a_cancellation_is_heard(subject: Subject) -> None:
+    """A cancelled call ends as one, also at the sandbox's death, and not as a fault that may be tried again."""
+    for delay in (0.0, 0.002, 0.01, 0.03, 0.1):
+        async with own(subject) as box:
+            await box.sh("true", job="old")
+            callers = [asyncio.create_task(_ask_for_ever(box)) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            if delay:
+                await subject.kill_machine(box.ref)
+            await asyncio.sleep(delay)
+            for caller in callers:
+                caller.cancel()
+            await asyncio.wait(callers, timeout=10)
+            heard = [caller.cancelled() for caller in callers]
+            for caller in callers:
+                while not caller.done():
+                    caller.cancel()
+                    await asyncio.wait([caller], timeout=1)
+            assert all(heard), delay
+
+
+async def _ask_for_ever(box: Box) -> None:
+    while True:
+        with contextlib.suppress(SandboxError):
+            await box.sandbox.progress("old")
+        await asyncio.sleep(0)
 
 
 async def check_its_key_gives_a_new_one(subject: Subject) -> None:

@@ -24,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from activities.sandbox.machine import Ran
+from activities.sandbox.machine import Ran, cancellation_heard
 from activities.sandbox.port import (
     BadSandboxSpec,
     Capabilities,
@@ -286,7 +286,8 @@ class E2BProvider:
     async def asking(self, what: str, sandbox_id: str = "", template: str = "") -> AsyncIterator[None]:
         """Translate what the SDK raises in the block, once. `template` is that of a sandbox which is being made."""
         try:
-            yield
+            with cancellation_heard():
+                yield
         except (SandboxError, FileFault):
             raise
         except Exception as error:  # noqa: BLE001 - the SDK has no common base class, and lets those of three HTTP stacks through

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from activities.sandbox import portable
-from activities.sandbox.machine import Ran
+from activities.sandbox.machine import Ran, cancellation_heard
 from activities.sandbox.port import (
     BadSandboxSpec,
     Capabilities,
@@ -275,7 +275,8 @@ class ModalProvider:
     async def asking(self, what: str, of: Sandbox | None = None, missing: _Kind = SandboxGone) -> AsyncIterator[None]:
         """Translate what the SDK raises, once. A sandbox's worker is asked, or the control plane: `missing` is its NOT_FOUND."""
         try:
-            yield
+            with cancellation_heard():
+                yield
         except (SandboxError, FileFault):
             raise
         except Exception as error:  # noqa: BLE001 - beside its own classes, the SDK lets those of gRPC, HTTP/2 and sockets through

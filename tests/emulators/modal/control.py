@@ -71,7 +71,7 @@ class Account:
             return
         box.result = pb.GenericResult(status=status, exitcode=code)
         box.ended.set()
-        for process in box.processes.values():
+        for process in list(box.processes.values()):
             await process.forget()
         await box.backing.end()
 
