@@ -28,6 +28,7 @@ from contracts.activity_names import PREPARE_RUN, ErrorType
 from contracts.agent import ActivityTool, AgentSpec, ShellTool
 from contracts.base import BadInput, contract_digest, explain
 from contracts.blob import BlobRef
+from contracts.mcp import CALL_SECONDS
 from contracts.prepare import ActivityRoute, PrepareRunInput, PrepareRunResult, ResolvedAgent, RolePlan, RunPlan
 from contracts.run import Checkpoint, RunInput, SubagentLink
 from contracts.snapshot import SnapshotRef
@@ -105,9 +106,8 @@ def _plain(value: object) -> object:
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
-def _check_schema(field: str, schema: Mapping[str, object] | None) -> None:
-    if schema is None:
-        return
+def check_form(field: str, schema: Mapping[str, object]) -> None:
+    """Check that something is a JSON Schema that refers to nothing outside of it, without using it. Raises BadInput."""
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
@@ -121,6 +121,12 @@ def _check_schema(field: str, schema: Mapping[str, object] | None) -> None:
             resolver.lookup(ref)
         except Unresolvable as error:
             raise BadInput(f"{field}: $ref {ref!r} leads nowhere; correct it, or add what it names to $defs") from error
+
+
+def _check_schema(field: str, schema: Mapping[str, object] | None) -> None:
+    if schema is None:
+        return
+    check_form(field, schema)
     try:
         # Whatever a schema does to any value, such as a $ref that goes round in circles, must show here and not when a model
         # has been paid for its answer.
@@ -316,6 +322,7 @@ def plan_of(spec: AgentSpec) -> RunPlan:
         outputs=spec.manifest.outputs,
         model_seconds=spec.model_settings.timeout_seconds,
         shell_seconds=max((tool.max_timeout_seconds for tool in spec.tools if isinstance(tool, ShellTool)), default=60),
+        mcp_servers={use.name: CALL_SECONDS for use in spec.mcp_servers},
         activity_tools={
             tool.name: ActivityRoute(
                 activity=tool.activity,

@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, str] = {
     "materialise": "benchmarks.materialise",
     "fanout": "benchmarks.fanout",
     "recovery": "benchmarks.recovery",
+    "provider_calls": "benchmarks.provider_calls",
 }
 """Where each benchmark is: a module with an `async def measure(say) -> dict[str, Metric]`."""
 

@@ -9,8 +9,6 @@ import secrets
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +26,8 @@ from activities.sandbox.port import BadSandboxSpec
 from activities.sandbox.providers.local_cgroup import CONTROLLERS, enforcement, find_groups
 from activities.sandbox.providers.local_seccomp import system_call_filter
 from activities.store.port import StoreError
+from client.doctor_mcp import check_mcp
+from client.finding import Finding, State
 from contracts.activity_names import Queues
 from contracts.base import BadInput
 from contracts.run import RunInput
@@ -42,24 +42,6 @@ _PROBE = ("--unshare-all", "--ro-bind", "/", "/", "true")
 _OPENAI = "https://api.openai.com/v1"
 
 
-class State(StrEnum):
-    """How serious a finding is: with a warning everything may still work; with a failure something does not."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found, and how to mend it."""
-
-    check: str
-    state: State
-    found: str
-    remedy: str = ""
-
-
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
     """Do every check, in the order in which a newcomer would mend things."""
     yield check_python(sys.version_info[:3])
@@ -72,6 +54,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield check_agents(settings)
     yield check_prices(settings)
     yield await check_model(settings)
+    async for finding in check_mcp(settings):
+        yield finding
     async for finding in check_temporal(settings):
         yield finding
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from contracts.base import Contract
+from contracts.mcp import CallMcpToolInput, CallMcpToolResult, ListMcpToolsInput, ListMcpToolsResult
 from contracts.model import (
     CallModelInput,
     CallModelResult,
@@ -65,6 +66,8 @@ TAKE_RESULTS = ActivityStub("take_results", TakeResultsInput, TakeResultsResult)
 COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)
 DELIVER_OUTPUTS = ActivityStub("deliver_outputs", DeliverOutputsInput, DeliverOutputsResult)
 FETCH_FILES = ActivityStub("fetch_files", FetchFilesInput, FetchFilesResult)
+LIST_MCP_TOOLS = ActivityStub("list_mcp_tools", ListMcpToolsInput, ListMcpToolsResult)
+CALL_MCP_TOOL = ActivityStub("call_mcp_tool", CallMcpToolInput, CallMcpToolResult)
 WRITE_FILES = ActivityStub("write_files", WriteFilesInput, WriteFilesResult)
 CLOSE_SANDBOX = ActivityStub("close_sandbox", CloseSandboxInput, CloseSandboxResult)
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, mode
 
 from contracts.base import Contract
 from contracts.manifest import Manifest, check_workspace_path
+from contracts.mcp import BETWEEN, MAX_SERVERS, McpUse, McpWholeServer, server_of
 from contracts.sandbox import SandboxSpec
 from contracts.usage import Budget
 
@@ -77,6 +78,14 @@ def _spelled_out(value: Any) -> Any:
 ToolSpec = Annotated[
     Annotated[ShellTool | ApplyPatchTool | ActivityTool, Field(discriminator="type")], BeforeValidator(_spelled_out)
 ]
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+McpServer = Annotated[McpUse, BeforeValidator(_named)]
+"""An MCP server by its name alone, or with the tools of it that are wanted."""
 
 
 def tool_name(tool: ShellTool | ApplyPatchTool | ActivityTool) -> str:
@@ -185,7 +194,9 @@ class ApprovalPolicy(Contract):
     """What policy says of a tool call: the first rule that is about it, else its tool's verdict, else `default`."""
 
     default: Verdict = Verdict.ALLOW
-    tools: dict[ToolName, Verdict] = Field(default_factory=dict)
+    tools: dict[ToolName | McpWholeServer, Verdict] = Field(
+        default_factory=dict, description="by the tool's name; `server__*` is about every tool of an MCP server"
+    )
     rules: tuple[ApprovalRule, ...] = Field(default=(), max_length=MAX_RULES, description="in order: the first that fits counts")
 
     @model_validator(mode="after")
@@ -247,6 +258,9 @@ class AgentSpec(Contract):
     model_settings: ModelSettings = ModelSettings()
     instructions: str = Field(default="", max_length=MAX_INSTRUCTIONS)
     tools: tuple[ToolSpec, ...] = (ShellTool(), ApplyPatchTool())
+    mcp_servers: tuple[McpServer, ...] = Field(
+        default=(), max_length=MAX_SERVERS, description="MCP servers whose tools the agent has beside its own"
+    )
     manifest: Manifest = Manifest()
     sandbox: SandboxSpec = SandboxSpec()
     approvals: ApprovalPolicy = ApprovalPolicy()
@@ -264,21 +278,39 @@ class AgentSpec(Contract):
         return self
 
     @model_validator(mode="after")
+    def _server_names_differ(self) -> AgentSpec:
+        names = [use.name for use in self.mcp_servers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"mcp_servers: the name {twice[0]!r} is used more than once; name each server once")
+        return self
+
+    @model_validator(mode="after")
     def _tool_names_differ(self) -> AgentSpec:
         names = [*(tool_name(tool) for tool in self.tools), *(SUBAGENT_TOOLS if self.subagents else ())]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"tools: the name {twice[0]!r} is used more than once; each tool needs its own name")
-        unknown = sorted(set(self.approvals.tools) - set(names))
+        servers = {use.name for use in self.mcp_servers}
+        if clash := sorted(name for name in names if server_of(name) in servers):
+            raise ValueError(
+                f"tools: the name {clash[0]!r} could be that of a tool of the MCP server {server_of(clash[0])!r}; "
+                f"take one that does not begin with {server_of(clash[0])}{BETWEEN}"
+            )
+        # Which tools a server has is only known once it was asked.
+        unknown = sorted(name for name in set(self.approvals.tools) - set(names) if server_of(name) not in servers)
         if unknown:
             raise ValueError(f"approvals.tools: no tool is named {unknown[0]!r}; the agent has {', '.join(names) or 'none'}")
         return self
 
     @model_validator(mode="after")
     def _rules_fit_the_tools(self) -> AgentSpec:
-        kinds = {tool_name(tool): tool.type for tool in self.tools}
+        kinds: dict[str, str] = {tool_name(tool): tool.type for tool in self.tools}
+        servers = {use.name for use in self.mcp_servers}
         for number, rule in enumerate(self.approvals.rules):
             where = f"approvals.rules.{number}"
+            if server_of(rule.about) in servers:
+                continue
             if rule.about not in kinds:
                 raise ValueError(
                     f"{where}: no tool is named {rule.about!r}; the agent has {', '.join(kinds) or 'none'}. "

@@ -8,6 +8,7 @@ from contracts.agent import AgentSpec, ApprovalPolicy
 from contracts.base import Contract
 from contracts.blob import BlobRef, Text
 from contracts.manifest import OutputSpec
+from contracts.mcp import McpTool
 from contracts.run import ArtifactList, Checkpoint, Delivery, RunStatus
 from contracts.sandbox import SandboxRef, SandboxSpec
 from contracts.snapshot import SnapshotRef
@@ -23,6 +24,7 @@ class ResolvedAgent(Contract):
     spec: AgentSpec
     model: str
     instructions: str = Field(description="the whole text the model is given: the harness's part, then the agent's")
+    mcp_tools: tuple[McpTool, ...] = Field(default=(), description="of its MCP servers, as they were when the run began")
 
 
 class ActivityRoute(Contract):
@@ -62,6 +64,9 @@ class RunPlan(Contract):
     model_seconds: float = Field(description="the longest time for one model call")
     shell_seconds: float = Field(description="the longest time a command may ask for")
     activity_tools: dict[str, ActivityRoute]
+    mcp_servers: dict[str, float] = Field(
+        default_factory=dict, description="MCP servers whose tools may be called, with the seconds that a call may take"
+    )
     roles: tuple[RolePlan, ...] = ()
     depth: int = Field(default=0, description="levels below the first run")
     depth_left: int = Field(default=0, description="levels that there may be below this run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -12,7 +12,7 @@ from activities.model.prices import load_prices
 from activities.sandbox.port import SandboxProvider
 from activities.store.blobs import BlobStore
 from contracts.activity_names import Queues
-from workers.settings import Role, Settings
+from workers.settings import Role, Settings, bare_environment
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Crew:
     slots: int = 100
     grace: timedelta = field(default=timedelta(seconds=10))
     """How long work in flight may go on after SIGTERM before it is handed to another worker."""
+    close: Callable[[], Awaitable[None]] | None = None
+    """What is put away once the worker has stopped."""
 
 
 def crews(role: Role, settings: Settings, blobs: BlobStore) -> list[Crew]:
@@ -52,6 +54,9 @@ def _model(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
 
 def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     from activities.governance.secrets import Secrets
+    from activities.mcp.activity import McpActivities
+    from activities.mcp.servers import McpServers
+    from activities.mcp.sessions import SessionPool
     from activities.workspace.deliver import DeliverActivities
     from activities.workspace.fetch import ManifestActivities
     from activities.workspace.lazy_activity import LazyActivities
@@ -60,12 +65,16 @@ def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     secrets = Secrets(settings.secrets)
     reach = GitReach(settings.git_private, allow_http=settings.git_http, ca_file=settings.git_ca_file)
     manifest = ManifestActivities(blobs, settings.local_roots, secrets, settings.spool, reach)
+    pool = SessionPool()
+    mcp = McpActivities(blobs, McpServers(settings.mcp, secrets, bare_environment()), pool)
     everything: list[Callable[..., Any]] = [
         manifest.fetch_manifest,
         LazyActivities(blobs, secrets).fetch_files,
         DeliverActivities(blobs, secrets).deliver_outputs,
+        mcp.list_mcp_tools,
+        mcp.call_mcp_tool,
     ]
-    return [Crew(queues.tools, everything)]
+    return [Crew(queues.tools, everything, close=pool.close)]
 
 
 def provider_factories(settings: Settings) -> dict[str, Callable[[], SandboxProvider]]:

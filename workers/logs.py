@@ -23,6 +23,8 @@ _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.ExtraAdder(),
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 ]
+_SILENT = ("mcp", "client")
+"""The MCP SDK's loggers: they quote what servers said, which is what runs work on."""
 _NOISE = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "urllib3", "botocore", "asyncio")
 
 
@@ -51,6 +53,8 @@ def configure_logs(settings: Settings, role: str) -> None:
     root.setLevel(settings.log_level.upper())
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _SILENT:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     structlog.contextvars.bind_contextvars(role=role)
 
 

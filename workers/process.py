@@ -71,7 +71,8 @@ async def serve(roles: frozenset[Role], settings: Settings) -> None:
     client = await connect(settings, blobs)
     if Role.WORKFLOW in roles:
         await check_search_attributes(client)
-    workers = [make_worker(client, crew) for crew in _crews(roles, settings, blobs)]
+    gathered = _crews(roles, settings, blobs)
+    workers = [make_worker(client, crew) for crew in gathered]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     # Waiting for disks and stores, mostly; the default is a handful on a small machine.
@@ -79,6 +80,9 @@ async def serve(roles: frozenset[Role], settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
+        for crew in gathered:
+            if crew.close is not None:
+                stack.push_async_callback(crew.close)
         for worker in workers:
             await stack.enter_async_context(worker)
         if Role.SANDBOX in roles:

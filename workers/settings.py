@@ -121,6 +121,7 @@ class Settings(Contract):
     egress_private: tuple[IPv4Network | IPv6Network, ...] = Field(
         default=(), description="address ranges that sandboxes may reach though not public, such as 10.1.0.0/16, separated by ,"
     )
+    mcp: Path | None = Field(default=None, description="file that says where MCP servers are; the tools worker's alone")
     host: str = Field(default="", description="this host's name in its task queue; default: the host name")
     model: str = Field(default="gpt-5.4", min_length=1, description="model of agents that name none")
     prices: Path | None = Field(default=None, description="price table; default: the one that comes with Caisson")
@@ -225,6 +226,11 @@ _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE",
 def inherited_environment() -> dict[str, str]:
     """Return all that a service of the dev stack sees of this process's environment: never a key."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+def bare_environment() -> dict[str, str]:
+    """Return all that a program of an MCP server is given of this process's environment."""
+    return {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
 
 
 def whole_environment() -> dict[str, str]:

@@ -16,12 +16,14 @@ from temporalio.workflow import ActivityCancellationType
 with workflow.unsafe.imports_passed_through():
     from contracts.activity_names import (
         APPLY_PATCH,
+        CALL_MCP_TOOL,
         CALL_MODEL,
         CLOSE_SANDBOX,
         COLLECT_OUTPUTS,
         DELIVER_OUTPUTS,
         FETCH_FILES,
         FETCH_MANIFEST,
+        LIST_MCP_TOOLS,
         OPEN_SANDBOX,
         PREPARE_RUN,
         RECORD_END,
@@ -58,7 +60,7 @@ _RULES = {
     CALL_MODEL.name: _Rule(seconds=600, attempts=10),
     RECORD_END.name: _Rule(seconds=60, attempts=5),
     FETCH_MANIFEST.name: _Rule(seconds=3600, attempts=5),
-    OPEN_SANDBOX.name: _Rule(seconds=300, attempts=5),
+    OPEN_SANDBOX.name: _Rule(seconds=300, attempts=10),
     RESTORE_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     SNAPSHOT_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     RUN_SETUP.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
@@ -66,6 +68,8 @@ _RULES = {
     APPLY_PATCH.name: _Rule(seconds=300, attempts=10, longest_wait=10),
     TAKE_RESULTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     FETCH_FILES.name: _Rule(seconds=3600, attempts=5),
+    LIST_MCP_TOOLS.name: _Rule(seconds=180, attempts=5),
+    CALL_MCP_TOOL.name: _Rule(seconds=300, attempts=5, longest_wait=10),
     WRITE_FILES.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     DELIVER_OUTPUTS.name: _Rule(seconds=6 * 3600, attempts=10),
     COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
@@ -80,6 +84,7 @@ async def call(
     queue: str,
     summary: str,
     seconds: float | None = None,
+    attempts: int | None = None,
     on_host: bool = False,
     keep: Callable[[Result], None] | None = None,
 ) -> Result:
@@ -101,7 +106,7 @@ async def call(
         retry_policy=RetryPolicy(
             initial_interval=timedelta(seconds=1),
             maximum_interval=timedelta(seconds=rule.longest_wait),
-            maximum_attempts=rule.attempts,
+            maximum_attempts=attempts or rule.attempts,
         ),
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )

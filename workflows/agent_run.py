@@ -37,6 +37,7 @@ from workflows import judge
 from workflows.activities import call, cancellation_is_seen_to, explain_failure
 from workflows.children import SIGNAL, Children
 from workflows.desk import Desk, parsed, refused
+from workflows.mcp import list_tools
 from workflows.sandboxes import LOST
 from workflows.tool_calls import Outcome, ToolCalls
 from workflows.visibility import details, show_progress, show_start
@@ -85,6 +86,7 @@ class AgentRun:
         try:
             if self._carried is None:
                 self._carried = await self._prepare(parsed(RunInput, request, "the run's input"))
+                self._carried = await list_tools(self._carried, self._run_id, self._show)
                 await self._workspace.open(self._carried.prepared)
                 self._take_workspace()
             return await self._work()

@@ -18,6 +18,7 @@ from pydantic import JsonValue
 
 from contracts.agent import MAX_PATTERNS, ApprovalPolicy, ApprovalRule, Verdict
 from contracts.manifest import check_workspace_path
+from contracts.mcp import all_of
 from contracts.model import ToolCall
 from contracts.sandbox import WORKSPACE
 from workflows.shell_danger import danger_of, program_of
@@ -36,8 +37,8 @@ class Ruling:
 
 
 def decide(policy: ApprovalPolicy, call: ToolCall) -> Ruling:
-    """Return the ruling for a call: that of its rules, else its tool's verdict, else the policy's default."""
-    base = policy.tools.get(call.name, policy.default)
+    """Return the ruling for a call: that of its rules, else its tool's or its MCP server's verdict, else the policy's default."""
+    base = policy.tools.get(call.name, policy.tools.get(all_of(call.name), policy.default))
     rules = [rule for rule in policy.rules if rule.about == call.name]
     if not rules:
         return Ruling(base)

@@ -42,6 +42,9 @@ SNAPSHOT_SECONDS = 600
 """What a call in the sandbox may take beside its command: mostly for the snapshot after it."""
 MAX_LOSSES = 3
 """Sandboxes that may be lost under one call before the run gives up."""
+FEW_ATTEMPTS = 5
+"""At a service that does not answer, some 20 seconds, when there is another to turn to; else it is waited for, some four
+minutes, as all that the run has paid for depends on it."""
 FIRST_WAIT, WAIT_FACTOR = 1.0, 5.0
 """Seconds before a sandbox is replaced whose predecessor was lost as well, and by how much that grows with the next."""
 END_MARGIN = (5.0, 120.0)
@@ -193,6 +196,7 @@ class Sandboxes:
         self._generation += 1
         self._show(f"making a {spec.provider} sandbox")
         made: list[OpenSandboxResult] = []
+        other = spec.without_first()
         try:
             await call(
                 OPEN_SANDBOX,
@@ -204,10 +208,10 @@ class Sandboxes:
                 ),
                 queue=self._queues.sandbox,
                 summary=f"make a {spec.provider} sandbox",
+                attempts=None if other is None else FEW_ATTEMPTS,
                 keep=made.append,
             )
         except ActivityError as error:
-            other = spec.without_first()
             if is_cancelled_exception(error) or other is None or explain_failure(error)[0] == ErrorType.BAD_INPUT:
                 raise
             # What the first provider cannot give, another may.

@@ -15,6 +15,7 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType, is_c
 from workflows.activities import explain_failure
 from workflows.children import CHILD_TOOLS, Children
 from workflows.desk import Desk
+from workflows.mcp import call_tool
 from workflows.policy import decide
 from workflows.sandboxes import SNAPSHOT_SECONDS
 from workflows.workspace import Workspace
@@ -25,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.activity_names import APPLY_PATCH, RUN_SHELL
     from contracts.agent import Verdict
     from contracts.blob import Text, whole_characters
+    from contracts.mcp import server_of
     from contracts.model import ToolCall, ToolCallInput, ToolOutputItem
     from contracts.prepare import ActivityRoute, PrepareRunResult
     from contracts.run import PendingApproval, RunState
@@ -67,7 +69,8 @@ class ToolCalls:
         """Return one outcome for each call, in the order of the calls.
 
         Calls on the workspace run one after the other, in order, since each may need what the one before it did; calls of
-        activity tools run beside them, a few at a time. Raises ActivityError when the sandbox or the harness itself fails.
+        activity tools and of MCP servers run beside them, a few at a time. Raises ActivityError when the sandbox or the harness
+        itself fails.
         """
         outcomes: dict[int, Outcome] = {}
         slots = asyncio.Semaphore(MAX_PARALLEL)
@@ -80,7 +83,8 @@ class ToolCalls:
             async with slots:
                 outcomes[n] = await self._one(n, calls[n], step, prepared)
 
-        routed = [n for n, one in enumerate(calls) if one.name in prepared.plan.activity_tools]
+        plan = prepared.plan
+        routed = [n for n, one in enumerate(calls) if one.name in plan.activity_tools or server_of(one.name) in plan.mcp_servers]
         rest = [n for n in range(len(calls)) if n not in routed]
         lanes = [asyncio.create_task(lane) for lane in (in_order(rest), *map(beside, routed))]
         try:
@@ -104,6 +108,9 @@ class ToolCalls:
         route = prepared.plan.activity_tools.get(one.name)
         if route is not None:
             return await self._activity_tool(one, route)
+        job_id = f"{self._run_id}/{workflow.info().run_id}/{step}/{n}"
+        if server_of(one.name) in prepared.plan.mcp_servers:
+            return Outcome(*await call_tool(one, prepared, self._run_id, step, job_id))
         if one.name in CHILD_TOOLS:
             return await self._subagents(one, prepared)
         if one.name == FETCH_TOOL:
@@ -116,7 +123,7 @@ class ToolCalls:
             lambda sandbox, snapshot: ToolCallInput(
                 run_id=self._run_id,
                 step=step,
-                job_id=f"{self._run_id}/{workflow.info().run_id}/{step}/{n}",
+                job_id=job_id,
                 sandbox=sandbox,
                 agent=prepared.agent,
                 call=one.model_copy(update={"arguments": one.arguments.reference()}),

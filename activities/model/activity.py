@@ -87,7 +87,7 @@ class ModelActivities:
             finish=reply.finish,
             incomplete_reason=reply.incomplete_reason,
             text=await self._blobs.put_text(reply.text, _ANSWER_INLINE) if reply.text else None,
-            calls=await read_calls(output, definitions(agent.spec), repeated, self._blobs),
+            calls=await read_calls(output, definitions(agent), repeated, self._blobs),
             usage=usage,
             seconds=round(seconds, 3),
             schema_fault=_schema_fault(agent, reply),

@@ -41,12 +41,14 @@ class ToolDefinition:
     """A tool as the model sees it; `parameters` is the JSON Schema of its arguments object.
 
     `check` says what is wrong with arguments taken together, in words that teach, or None. It is asked before the schema.
+    A foreign tool's schema is somebody else's text: only what is harmless in it is checked here, the rest where the tool is.
     """
 
     name: str
     description: str
     parameters: dict[str, Any]
     check: Check = lambda arguments: None
+    is_foreign: bool = False
 
 
 class BadJson(ValueError):
@@ -101,15 +103,17 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
         fault = f"no tool is named {name[:200]!r}; the tools are: {', '.join(sorted(tools)) or 'none'}"
     else:
         try:
-            arguments = parse_arguments(raw, tools[name].parameters, tools[name].check)
+            tool = tools[name]
+            arguments = parse_arguments(raw, harmless(tool.parameters) if tool.is_foreign else tool.parameters, tool.check)
         except BadJson as error:
             fault = f"{name}: bad arguments: {error}; nothing was run, correct them and call again"
+    reads_store = name in _STORE_READERS or (name in tools and tools[name].is_foreign)
     canonical = canonical_json(arguments).decode() if fault is None else _SURROGATE.sub("\ufffd", raw)
     return ToolCall(
         call_id=call_id,
         name=name[:200],
         # An activity tool gets its arguments in history, where somebody else's worker can read them; the others read the store.
-        arguments=await blobs.put_text(canonical, INLINE_LIMIT if name in _STORE_READERS else MAX_ACTIVITY_ARGUMENTS),
+        arguments=await blobs.put_text(canonical, INLINE_LIMIT if reads_store else MAX_ACTIVITY_ARGUMENTS),
         arguments_digest=sha256_hex(canonical.encode()),
         summary=summarise(name, arguments),
         fault=fault,
@@ -142,6 +146,36 @@ def schema_faults(value: JsonValue, schema: dict[str, Any]) -> list[str]:
     return [f"{place + ': ' if place else ''}{fault.message[:300]}" for place, fault in zip(places, faults, strict=True)]
 
 
+_KINDS = ("string", "number", "integer", "boolean", "object", "array", "null")
+
+
+def harmless(schema: JsonValue) -> dict[str, Any]:
+    """Return the part of a foreign schema that takes no time worth speaking of to check, and reads nothing from elsewhere.
+
+    A pattern can take for ever on a chosen text, a $ref can name an address, and combinations can multiply. What is left out only
+    makes it accept more.
+    """
+    if not isinstance(schema, dict):
+        return {}
+    kept: dict[str, Any] = {}
+    match schema.get("type"):
+        case str(one) if one in _KINDS:
+            kept["type"] = one
+        case list(many) if many and all(one in _KINDS for one in many):
+            kept["type"] = many
+    if isinstance(required := schema.get("required"), list):
+        kept["required"] = [one for one in required if isinstance(one, str)]
+    if isinstance(enum := schema.get("enum"), list) and all(isinstance(one, (str, int, bool)) for one in enum):
+        kept["enum"] = enum
+    if isinstance(properties := schema.get("properties"), dict):
+        kept["properties"] = {name: harmless(one) for name, one in properties.items()}
+        if schema.get("additionalProperties") is False and "patternProperties" not in schema:
+            kept["additionalProperties"] = False
+    if isinstance(items := schema.get("items"), dict):
+        kept["items"] = harmless(items)
+    return kept
+
+
 def read_json(text: str) -> JsonValue:
     """Parse what a model wrote as JSON, strictly.
 
@@ -156,7 +190,7 @@ def read_json(text: str) -> JsonValue:
         raise BadJson(f"not JSON: {error.msg} at character {error.pos} of {len(text)}") from error
     except RecursionError as error:
         raise BadJson("nested too deeply") from error
-    if _deeper(value, MAX_DEPTH):
+    if deeper(value, MAX_DEPTH):
         raise BadJson(f"nested too deeply: at most {MAX_DEPTH} levels")
     if _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise BadJson("holds half of a surrogate pair, which is no character")
@@ -215,9 +249,10 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _deeper(value: JsonValue, levels: int) -> bool:
+def deeper(value: JsonValue, levels: int) -> bool:
+    """Return whether a value nests deeper than so many levels."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(levels == 1 or _deeper(part, levels - 1) for part in parts)
+    return any(levels == 1 or deeper(part, levels - 1) for part in parts)
 
 
 def _kind(value: object) -> str:

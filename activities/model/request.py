@@ -46,7 +46,7 @@ def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, s
     }
     tools = [
         {"type": "function", "name": d.name, "description": d.description, "parameters": d.parameters, "strict": False}
-        for d in definitions(spec).values()
+        for d in definitions(agent).values()
     ]
     optional: dict[str, Any] = {
         "tools": tools or None,

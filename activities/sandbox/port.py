@@ -21,6 +21,9 @@ from typing import Literal, Protocol
 
 from contracts.sandbox import WORKSPACE, JobResult, SandboxLimits, SandboxRef, SandboxSpec
 
+SCRATCH = "/tmp/.caisson-"  # noqa: S108 - the sandbox's own
+"""How the paths of directories begin that are the harness's own inside a sandbox, as far as a sandbox has any."""
+
 
 class SandboxError(Exception):
     """The sandbox, not the command in it, failed."""

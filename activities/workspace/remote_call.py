@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from activities.sandbox.port import BadSandboxSpec, Command, FileFault, Sandbox, SandboxUnavailable
+from activities.sandbox.port import SCRATCH, BadSandboxSpec, Command, FileFault, Sandbox, SandboxUnavailable
 from contracts.sandbox import WORKSPACE, JobState
 
 HELPERS = Path(__file__).parent / "sandbox_helper"
@@ -97,7 +97,7 @@ class Helper:
         name = hashlib.sha256(f"{ref.id} {ref.nonce}".encode()).hexdigest()[:16]
         self.reserved = f".caisson-{name}"
         """A name at the top of the workspace that is no part of it: there a restore is prepared, on the same file system."""
-        self.scratch = f"/tmp/.caisson-{name}"  # noqa: S108 - the sandbox's own; see above
+        self.scratch = f"{SCRATCH}{name}"
 
     async def call(self, operation: str, *given: str) -> Keeps:
         """Run one operation. Raises SandboxError, saying what the helper said."""

@@ -11,7 +11,7 @@ from client.cli.faults import ExitCode
 from client.cli.session import AsJson, ended, terminal
 
 if TYPE_CHECKING:
-    from client.doctor import Finding
+    from client.finding import Finding
     from workers.settings import Settings
 
 
@@ -29,7 +29,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 async def _doctor(as_json: bool) -> int:
-    from client.doctor import Finding, State, examine
+    from client.doctor import examine
+    from client.finding import Finding, State
 
     settings, complaint = _settings()
     findings: list[Finding] = []

@@ -10,6 +10,7 @@ import pytest
 from temporalio import activity
 
 from activities.agents import PrepareActivities
+from activities.mcp.activity import McpActivities
 from activities.model.activity import ModelActivities
 from activities.model.entries import RecordActivities
 from activities.sandbox.activity import SandboxActivities
@@ -32,6 +33,7 @@ CLASSES = (
     ManifestActivities,
     DeliverActivities,
     LazyActivities,
+    McpActivities,
 )
 
 

@@ -13,10 +13,16 @@ from tests.integration.stack import Stack, make_stack
 
 @pytest.fixture(scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """The shared stack. Its `local` entries may be read from the `shared` directory of its state."""
+    """The shared stack. Its `local` entries may be read from the `shared` directory of its state, and its MCP servers are
+    those that a test writes into `mcp.yaml` there."""
     state = tmp_path_factory.mktemp("stack")
     (state / "shared").mkdir()
-    made = make_stack(state, {"CAISSON_LOCAL_ROOTS": str(state / "shared"), "CAISSON_AGENTS": str(_agents(state))})
+    environ = {
+        "CAISSON_LOCAL_ROOTS": str(state / "shared"),
+        "CAISSON_AGENTS": str(_agents(state)),
+        "CAISSON_MCP": str(state / "mcp.yaml"),
+    }
+    made = make_stack(state, environ)
     async with made.dev:
         yield made
     await made.sweep()

@@ -12,7 +12,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import RawValue
 
-from tests.integration.helpers import activity_tool, failed_tasks
+from tests.integration.helpers import activity_tool, failed_tasks, sandboxes_of
 from tests.integration.stack import QUEUE, Handle, Stack
 
 TASK = "Play [hello]."
@@ -214,7 +214,7 @@ async def test_bad_input_is_refused_with_field_and_remedy(stack: Stack, given: A
     assert [part for part in told if part not in message] == [], message
     assert await stack.closed_as(handle) is WorkflowExecutionStatus.FAILED
     assert stack.journal(handle) == []
-    assert stack.sandboxes() == []
+    assert sandboxes_of(stack, handle.id) == []
     assert await failed_tasks(handle) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-from tests.integration.helpers import events, gate_of
+from tests.integration.helpers import events, gate_of, sandboxes_of
 from tests.integration.stack import Stack
 
 
@@ -52,10 +52,11 @@ async def test_a_run_ends_when_its_time_is_over(stack: Stack) -> None:
 
 async def test_what_was_made_within_a_budget_is_kept(stack: Stack) -> None:
     """Artifacts, the last text and the checkpoint are in the result, and no sandbox is left."""
-    result, _ = await spent(stack, {"steps": 2})
+    handle = await stack.start("spends", budget={"steps": 2})
+    result = await stack.finish(handle)
     assert [artifact["path"] for artifact in result["artifacts"]["first"]] == ["outputs/step-1.txt", "outputs/step-2.txt"]
     assert (result["output"], result["checkpoint"]["step"]) == ("step 2", 2)
-    assert stack.sandboxes() == []
+    assert sandboxes_of(stack, handle.id) == []
 
 
 async def test_null_is_no_limit(stack: Stack) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import urllib.parse
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,9 @@ import yaml
 from activities.model.transcript import TranscriptStore
 from activities.store.s3 import S3Credential
 from contracts.blob import BlobRef
+from tests.emulators.mcp.http_server import HttpServer, http_server
 from tests.integration.stack import Stack, make_stack
+from tests.mcp_support import program, write_servers
 from tests.stores.servers import seaweedfs
 from workers.scripted_model.scenario import parse_scenarios
 from workers.scripted_model.server import ScriptedModelServer
@@ -24,10 +26,28 @@ CANARY = f"sk-canary-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")
-async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A stack whose model worker holds a canary as its key, and asks an endpoint that is no part of the stack."""
+def tickets() -> Iterator[HttpServer]:
+    """An MCP server that is no part of the stack either."""
+    with http_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory, tickets: HttpServer) -> AsyncIterator[Stack]:
+    """A stack whose model worker holds a canary as its key, and asks an endpoint that is no part of the stack.
+
+    The tools worker has the same canary as a secret, for the header of an MCP server and the environment of another.
+    """
+    secrets = tmp_path_factory.mktemp("secrets")
+    (secrets / "mcp").write_text(f"Bearer {CANARY}")
+    (secrets / "mcp").chmod(0o600)
+    file = secrets / "servers.yaml"
+    gone = {"url": "http://127.0.0.1:9/mcp", "secret_headers": {"Authorization": "mcp"}}
+    local = program("environment", secret_environment={"TOKEN": "mcp"})
+    write_servers(file, tickets={"url": tickets.url, "secret_headers": {"Authorization": "mcp"}}, gone=gone, local=local)
     with endpoint() as server:
         environ = {"OPENAI_API_KEY": CANARY, "OPENAI_BASE_URL": server.base_url, "CANARY_KEY": CANARY}
+        environ |= {"CAISSON_MCP": str(file), "CAISSON_SECRETS": str(secrets)}
         made = make_stack(tmp_path_factory.mktemp("guarded"), environ)
         async with made.dev:
             yield made
@@ -88,6 +108,28 @@ async def test_the_key_is_nowhere_but_in_the_model_worker(guarded: Stack) -> Non
 
     for path in guarded.state.rglob("*"):
         # The store, the logs, the server's database with its write-ahead log, and what was left of sandboxes.
+        if path.is_file():
+            assert not found(path.read_bytes()), path
+
+
+async def test_an_mcp_servers_secret_is_in_its_header_and_nowhere_else(guarded: Stack, tickets: HttpServer) -> None:
+    """It arrives; a server that tells it again, in a result or in an environment, is not believed that it may be shown.
+
+    A command looks for it while both sessions are open.
+    """
+    handle = await guarded.start("look-beside-mcp", {"mcp_servers": ["tickets", "gone", "local"]})
+    result = await guarded.finish(handle)
+    assert result["status"] == "completed"
+    assert tickets.seen
+    assert {one["authorization"] for one in tickets.seen} == {f"Bearer {CANARY}"}
+    entries = await TranscriptStore(guarded.dev.blobs).load(BlobRef.model_validate(result["checkpoint"]["transcript"]))
+    outputs = [json.dumps(entry.item) for entry in entries if entry.origin == "tool"]
+    assert "'authorization': '***'" in outputs[0]
+    assert "TOKEN" in outputs[1]
+    assert "HOME=/workspace" in outputs[2], "the command did look"
+    assert not found(json.dumps([entry.item for entry in entries]).encode())
+    assert not found((await handle.fetch_history()).to_json().encode())
+    for path in guarded.state.rglob("*"):
         if path.is_file():
             assert not found(path.read_bytes()), path
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.helpers import last_request, outputs_of, scheduled
+from tests.integration.helpers import last_request, outputs_of, sandboxes_of, scheduled
 from tests.integration.stack import Handle, Stack
 
 BACKGROUND = {"model_settings": {"store": True, "background": True}}
@@ -148,7 +148,7 @@ async def test_errors_that_no_retry_can_mend_end_the_run_at_once(stack: Stack, s
     assert error.type == "RunFailed"
     assert [part for part in STOPPED[scenario] if part not in error.message] == [], error.message
     assert outcomes(stack, handle) == ["http"]
-    assert stack.sandboxes() == []
+    assert sandboxes_of(stack, handle.id) == []
 
 
 async def test_a_run_that_must_give_up_keeps_what_it_made(stack: Stack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
+from tests.integration.helpers import sandboxes_of
 from tests.integration.stack import Stack
 
 
@@ -37,7 +38,7 @@ async def test_a_finished_run_leaves_no_sandbox(stack: Stack) -> None:
     status = await handle.query("status")
     assert status["state"] == "finished"
     assert status["sandbox"] is None
-    assert stack.sandboxes() == []
+    assert sandboxes_of(stack, handle.id) == []
 
 
 async def test_a_change_of_state_shows_at_once(stack: Stack) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
-from tests.integration.helpers import Gate, events, gate_of, last_request, outputs_of, temporal
+from tests.integration.helpers import Gate, events, gate_of, last_request, outputs_of, sandboxes_of, temporal
 from tests.integration.stack import QUEUE, Handle, Stack
 
 PROMPT = {"default": "prompt"}
@@ -94,7 +94,7 @@ async def test_stop_ends_the_run_after_its_step_with_what_there_is(stack: Stack,
     assert (result["status"], result["reason"], result["steps"]) == ("cancelled", "stopped by dr.lee: enough", 1)
     assert [artifact["path"] for artifact in result["artifacts"]["first"]] == ["outputs/kept.txt"]
     assert stack.answered(handle) == [1]
-    assert stack.sandboxes() == []
+    assert sandboxes_of(stack, handle.id) == []
 
 
 async def test_pause_holds_the_run_before_its_next_call_and_resume_lets_it_go_on(stack: Stack, gate: Gate) -> None:

@@ -117,7 +117,7 @@ class RemoteProvider:
 
 def keeper_at(root: Path) -> WorkspaceKeeper:
     """A worker's keeper that knows nothing yet, over a store that others have as well."""
-    providers = ProviderRegistry({"remote": RemoteProvider, "local": LocalLike})  # type: ignore[dict-item]
+    providers = ProviderRegistry({"remote": RemoteProvider, "local": LocalLike, "portable": RemoteProvider})  # type: ignore[dict-item]
     return WorkspaceKeeper(providers, BlobStore(LocalStore(root / "store")))
 
 

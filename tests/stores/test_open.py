@@ -11,7 +11,8 @@ from activities.store.blobs import BlobStore
 from activities.store.cache import CachedStore
 from activities.store.local import LocalStore
 from activities.store.port import StoreDenied, StoreError
-from client.doctor import State, _check_store
+from client.doctor import _check_store
+from client.finding import State
 from contracts.base import BadInput
 from tests.stores.servers import AZURE_ACCOUNT, AZURE_KEY, S3_CREDENTIAL, AzureServer, GcsServer, S3Server
 from workers.connect import open_blobs

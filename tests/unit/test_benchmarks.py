@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
+import itertools
 import json
 from datetime import datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from temporalio.api.history.v1 import HistoryEvent
 
 from benchmarks import __main__ as command
 from benchmarks import registry
 from benchmarks.histories import _steps
+from benchmarks.provider_calls import Beside, Cost, metrics_of
 from benchmarks.registry import BENCHMARKS, Say, UnknownBenchmark, find
 from benchmarks.report import Metric, as_table, make_report
 from benchmarks.stack import shell_steps
+from benchmarks.wire import HttpRequests, Wire
 from workers.scripted_model.scenario import ScenarioFile
 
 COST = Metric(value=1.5, unit="ratio", target=2.0, baseline="two_bare_hops", baseline_value=1.0)
@@ -116,6 +122,60 @@ def test_the_scenarios_are_ones_that_the_scripted_model_plays() -> None:
     scenarios = ScenarioFile.model_validate({"scenarios": [shell_steps("bench", 3, "true")]})
     assert scenarios.scenarios[0].length() == 4
     assert scenarios.find("any", ("Play [bench].", "")) is scenarios.scenarios[0]
+
+
+DECOY = b"GET /decoy HTTP/1.1\r\n\r\n"
+PASSING = b"".join(
+    (
+        b"GET /plain?path=/x HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"POST /sized HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(DECOY), DECOY),
+        b"PUT /chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(DECOY), DECOY),
+        b"POST /raw HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 2\r\n\r\n{}" + DECOY,
+    )
+)
+
+
+@given(st.lists(st.integers(0, len(PASSING))))
+def test_requests_are_read_however_they_are_cut(cuts: list[int]) -> None:
+    """Bodies are no requests, and neither is anything after an upgrade."""
+    reader = HttpRequests()
+    at = [0, *sorted(cuts), len(PASSING)]
+    found = [request for start, end in itertools.pairwise(at) for request in reader.feed(PASSING[start:end])]
+    assert found == ["GET /plain", "POST /sized", "PUT /chunked", "POST /raw"]
+    assert reader.is_raw
+
+
+async def test_a_wire_counts_what_passes_and_changes_nothing() -> None:
+    """Bytes in both directions, connections and requests; the end of one direction leaves the other open."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"<" + await reader.read() + b">")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, Wire(server.sockets[0].getsockname()[1]) as wire:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(wire.url.rpartition(":")[2]))
+        writer.write(DECOY)
+        writer.write_eof()
+        assert await reader.read() == b"<" + DECOY + b">"
+        writer.close()
+        await wire.quiet()
+    assert (wire.connections, wire.sent, wire.received) == (1, len(DECOY), len(DECOY) + 2)
+    assert wire.requests == ["GET /decoy"]
+
+
+def test_the_bound_on_calls_does_not_depend_on_a_peer() -> None:
+    """Five calls are the most whatever a peer takes; what has no figure beside it has no other metric."""
+    ours = {"one_changed": Cost(requests=21, calls=6, port_calls=4, bytes=2_000)}
+    alone = metrics_of("docker", ours, Beside("peer", {}))
+    assert list(alone) == ["docker_one_changed_calls", "docker_one_changed_port_calls"]
+    assert [metric.is_met for metric in alone.values()] == [False, True]
+    theirs = {"one_changed": Cost(requests=7, calls=3, port_calls=0, bytes=9_000)}
+    beside = metrics_of("docker", ours, Beside("peer", theirs, requests=3))
+    assert beside["docker_one_changed_calls"].target == 5
+    assert beside["docker_one_changed_calls"].baseline_value == 3
+    assert beside["docker_one_changed_requests"].is_met
+    assert (beside["docker_one_changed_bytes"].value, beside["docker_one_changed_bytes"].target) == (2, 9)
 
 
 def _event(milliseconds: int, activity: str = "") -> HistoryEvent:

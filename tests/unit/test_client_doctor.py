@@ -8,12 +8,12 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from client.cli.main import app
 from client.doctor import (
-    State,
     check_agents,
     check_bubblewrap,
     check_limits,
@@ -22,6 +22,9 @@ from client.doctor import (
     check_prices,
     check_python,
 )
+from client.doctor_mcp import check_mcp
+from client.finding import State
+from tests.mcp_support import program
 from workers.settings import Settings
 
 KEY = "sk-canary-0123456789abcdef"
@@ -162,3 +165,16 @@ def test_doctor_names_a_bad_setting_and_goes_on(tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 1
     assert "CAISSON_STOER" in done.stdout
     assert "blob store" in done.stdout
+
+
+async def test_mcp_servers_are_asked_where_the_file_is_known(tmp_path: Path) -> None:
+    """One that answers, one that does not, and a file that cannot be used; nothing where there is no file."""
+    assert [one async for one in check_mcp(Settings())] == []
+    file = tmp_path / "mcp.yaml"
+    file.write_text(yaml.safe_dump({"servers": {"good": program("plain"), "bad": program("refuses")}}))
+    bad, good = [one async for one in check_mcp(Settings(mcp=file))]
+    assert (good.check, good.state, good.found) == ("MCP server good", State.OK, "answers, with 3 tools")
+    assert (bad.state, "no licence" in bad.found) == (State.WARN, True)
+    file.write_text("servers: {a: {}}")
+    (fault,) = [one async for one in check_mcp(Settings(mcp=file))]
+    assert fault.state is State.FAIL

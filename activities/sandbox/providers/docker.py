@@ -38,7 +38,7 @@ from activities.sandbox.providers.docker_engine import (
     load_sdk,
     volume_of,
 )
-from activities.sandbox.providers.docker_exec import Exec
+from activities.sandbox.providers.docker_exec import Exec, batch_of
 from activities.sandbox.providers.docker_make import USER, Maker
 from contracts.sandbox import SandboxRef, SandboxSpec
 
@@ -111,11 +111,10 @@ class DockerMachine:
         said = b""
         frames = running.frames(time.monotonic() + 600)
         try:
-            while (frame := await self._guarded(running, next, frames, None)) is not None:
-                if frame[0] == 2:
-                    said = (said + frame[1])[-500:]
-                elif frame[1]:
-                    yield frame[1]
+            while batch := await self._guarded(running, batch_of, frames):
+                said = (said + b"".join(data for stream, data in batch if stream == 2))[-500:]
+                if content := b"".join(data for stream, data in batch if stream == 1):
+                    yield content
             ended = await self._guarded(running, running.exit_code)
         finally:
             running.stopped = True

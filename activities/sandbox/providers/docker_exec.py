@@ -16,7 +16,7 @@ from activities.sandbox.port import SandboxUnavailable
 from contracts.sandbox import WORKSPACE
 
 _HEADER = 8
-_PIECE = 64 << 10
+_PIECE, _BATCH = 64 << 10, 512 << 10
 _IDLE, _LONGEST_IDLE, _DRAIN = 0.2, 2.0, 0.3
 """Seconds of silence: the first and the longest before the engine is asked for the end, and those that are the end then."""
 _SHORTLY = 5.0
@@ -123,6 +123,16 @@ class Exec:
     def _inspect(self) -> dict[str, Any]:
         found: dict[str, Any] = self._api().exec_inspect(self._id)
         return found
+
+
+def batch_of(frames: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Return the next frames, half a megabyte together unless the end comes first; none at the end."""
+    batch: list[tuple[int, bytes]] = []
+    size = 0
+    while size < _BATCH and (frame := next(frames, None)) is not None:
+        batch.append(frame)
+        size += len(frame[1])
+    return batch
 
 
 def _take(buffer: bytearray) -> tuple[int, bytes] | None:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from activities.governance.egress_policy import Network, Refused, address_fault, matches, normal_host
+from activities.governance.redaction import HIDDEN, spelt_any_way
 from activities.store.port import StoreUnavailable
 from contracts.base import BadInput
 from contracts.manifest import check_url
@@ -266,12 +267,7 @@ def scrubber(credential: Token | Key | None) -> Callable[[str], str]:
         secrets = (credential.token, *encoded, *(text.translate(str.maketrans("+/", "-_")) for text in encoded))
     elif isinstance(credential, Key):
         secrets = (line for line in credential.private_key.splitlines() if len(line) >= 16 and not line.startswith("-----"))
-    forms = [
-        "".join("(?:" + re.escape(char) + "|" + "".join(f"%{byte:02x}" for byte in char.encode()) + ")" for char in secret)
-        for secret in sorted(set(secrets), key=len, reverse=True)
-    ]
-    if not forms:
+    pattern = spelt_any_way(secrets)
+    if pattern is None:
         return lambda text: text
-    # Case is only free where it is meant, in %2D and %2d; a token in other case is none, and is taken out just the same.
-    pattern = re.compile("|".join(forms), re.IGNORECASE)
-    return lambda text: pattern.sub("***", text)
+    return lambda text: pattern.sub(HIDDEN, text)

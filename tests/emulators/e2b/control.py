@@ -165,6 +165,7 @@ def routes(account: Account) -> web.RouteTableDef:
 
         return find
 
+    @table.post("/sandboxes")  # as older SDKs ask, such as 2.31
     @table.post("/v2/sandboxes")
     async def create(request: web.Request) -> web.Response:
         body = await request.json()

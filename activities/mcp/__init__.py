@@ -1,0 +1,1 @@
+"""Tools of MCP servers: the operator's file, connections, what servers say of their tools, and calling these."""

@@ -1,0 +1,104 @@
+"""The SDK's client session, asked for what Caisson asks. Imported only where a session is opened: it takes half a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from mcp import ClientSession, MCPError
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.transport_context import TransportContext
+from mcp_types import (
+    METHOD_NOT_FOUND,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    Implementation,
+    InputRequiredResult,
+    PaginatedRequestParams,
+    RequestId,
+)
+from pydantic import TypeAdapter
+
+from activities.mcp.flight import ServerFailed
+from activities.mcp.offer import Said
+
+_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
+_NAME = "caisson"
+
+
+class Dispatcher(JSONRPCDispatcher[TransportContext]):
+    """The SDK's, but for tools, which it takes all together or not at all: one bad tool must not cost the others."""
+
+    tools: Any = ()
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        opts: CallOptions | None = None,
+        *,
+        _related_request_id: RequestId | None = None,
+    ) -> dict[str, Any]:
+        raw = await super().send_raw_request(method, params, opts, _related_request_id=_related_request_id)
+        if method == "tools/list":
+            self.tools = raw.get("tools")
+            raw = {**raw, "tools": []}
+        return raw
+
+
+@contextlib.asynccontextmanager
+async def open_session(reading: Any, writing: Any, seconds: float) -> AsyncIterator[tuple[ClientSession, Dispatcher]]:
+    """Shake hands with a server. It is offered nothing: no sampling, no elicitation, no roots; what it asks for is refused."""
+    dispatcher = Dispatcher(reading, writing)
+    info = Implementation(name=_NAME, version=importlib.metadata.version(_NAME))
+    async with ClientSession(dispatcher=dispatcher, client_info=info) as session:
+        async with asyncio.timeout(seconds):
+            try:
+                await session.initialize()
+            except MCPError as error:
+                # Servers of the newest protocol alone have no handshake. They are asked second, since some old ones end at a
+                # question that they do not know.
+                if error.code not in (METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION):
+                    raise
+                await session.discover()
+        yield session, dispatcher
+
+
+async def list_page(
+    session: ClientSession, dispatcher: Dispatcher, cursor: str | None, seconds: float
+) -> tuple[list[Said], str | None]:
+    """Return a page of the server's tools, and where the next begins."""
+    params = PaginatedRequestParams(cursor=cursor) if cursor is not None else None
+    async with asyncio.timeout(seconds):
+        page = await session.list_tools(params=params)
+    tools = dispatcher.tools
+    if not isinstance(tools, list):
+        raise ServerFailed("its list of tools is no list", is_unsent=True)
+    return [_said(tool) for tool in tools if isinstance(tool, dict)], page.next_cursor
+
+
+def _said(tool: dict[str, Any]) -> Said:
+    name, description, hints = tool.get("name"), tool.get("description"), tool.get("annotations")
+    hints = hints if isinstance(hints, dict) else {}
+    return Said(
+        name=name if isinstance(name, str) else "",
+        description=description if isinstance(description, str) else "",
+        schema=tool.get("inputSchema"),
+        read_only=hints.get("readOnlyHint") is True,
+        idempotent=hints.get("idempotentHint") is True,
+    )
+
+
+async def call(session: ClientSession, tool: str, arguments: dict[str, Any], seconds: float) -> CallToolResult:
+    """Call a tool."""
+    request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+    result = await session.send_request(request, _RESULT, request_read_timeout_seconds=seconds)
+    if isinstance(result, InputRequiredResult):
+        raise ServerFailed("it asks for input of a person, which Caisson does not offer to servers")
+    return result

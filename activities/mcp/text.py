@@ -1,0 +1,50 @@
+"""Text of MCP servers, which is hostile: a model, people and logs are shown it, and it must do no more than be read there."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from pydantic import JsonValue
+
+from contracts.blob import whole_characters
+
+MAX_OUTPUT = 128 * 1024
+"""Characters of a tool's output that the model is given."""
+
+_NUL = "\u2400"
+_PROSE = ("description", "title", "$comment")
+
+
+def shown(text: str) -> str:
+    """Return a tool's output without characters that steer terminals; NUL becomes U+2400, as in the output of commands."""
+    text = whole_characters(text).replace("\r\n", "\n").replace("\0", _NUL)
+    if text.isprintable():
+        return text
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
+
+
+def plain(text: str, limit: int) -> str:
+    """Return what describes something: also without characters that nobody sees, in which orders to a model can be hidden."""
+    text = whole_characters(text[: limit * 4])
+    text = "".join(char for char in text if char in "\n\t" or unicodedata.category(char)[0] != "C").strip()
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
+
+
+def plain_schema(value: JsonValue) -> JsonValue:
+    """Return a schema whose prose is plain. Names and values stay, since the server goes by them."""
+    if isinstance(value, list):
+        return [plain_schema(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: plain(part, 4096) if name in _PROSE and isinstance(part, str) else plain_schema(part)
+        for name, part in value.items()
+    }
+
+
+def bounded(text: str, limit: int = MAX_OUTPUT) -> str:
+    """Return a text, or its beginning and end around a marker."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
