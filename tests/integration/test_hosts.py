@@ -24,7 +24,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
 from contracts.activity_names import Queues
-from tests.integration.helpers import events
+from tests.integration.helpers import events, failed_tasks
 from tests.integration.stack import QUEUE, Handle, Stack, make_stack
 from tests.integration.test_durability import artifact, started, until
 from tests.stores.servers import S3_CREDENTIAL, S3Server, seaweedfs
@@ -238,3 +238,40 @@ async def test_a_host_that_dies_in_the_middle_of_a_command_costs_only_that_comma
             assert await artifact(stack, result, "outputs/log") == b"first\nsecond\n"
             assert stack.answered(handle) == [1, 2, 3]
             assert not (tmp_path / "stack/store").exists(), "nothing was kept but in the bucket"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+async def test_a_host_killed_at_every_step_costs_no_model_call(own_stack: Stack, hosts: tuple[Host, Host]) -> None:
+    """Twenty model calls, nineteen hosts killed in commands: the same artifacts as without, and every call once."""
+    handle = await own_stack.start("twenty-steps")
+    killed: list[int] = []
+
+    async def kill_once_a_step() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            for host in hosts:
+                for sandbox in host.living():
+                    with contextlib.suppress(OSError):
+                        step = (sandbox / "workspace/outputs/log").read_text().count("\n")
+                        if step and step not in killed:
+                            killed.append(step)
+                            await host.die()
+                            for left in host.sandboxes.glob("local-*"):  # it comes back as a new machine does
+                                shutil.rmtree(left, ignore_errors=True)
+                            host.build()
+                            await host.start(own_stack.dev.port)
+                            await polled(own_stack, host)
+
+    killer = asyncio.create_task(kill_once_a_step())
+    try:
+        result = await own_stack.finish(handle, 2000)
+    finally:
+        killer.cancel()
+        await asyncio.gather(killer, return_exceptions=True)
+    assert killed == list(range(1, 20))
+    assert result["status"] == "completed"
+    assert await artifact(own_stack, result, "outputs/log") == "".join(f"{n}\n" for n in range(1, 20)).encode()
+    assert own_stack.answered(handle) == list(range(1, 21))
+    assert (result["usage"]["model_calls"], result["recoveries"]) == (20, 19)
+    assert await failed_tasks(handle) == []

@@ -138,6 +138,20 @@ async def test_a_lifetime_shorter_than_the_run_is_no_loss(mortal: Stack) -> None
     assert (await scheduled(handle)).count("open_sandbox") >= 2
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_lifetime_that_ends_at_every_step_costs_no_model_call(mortal: Stack) -> None:
+    """Twenty model calls, nineteen commands, each after the end of the sandbox before it: the same artifacts, every call once."""
+    handle = await mortal.start("twenty-lifetimes", {"sandbox": {"limits": {"lifetime_seconds": 10}}})
+    result = await mortal.finish(handle, 400)
+    assert result["status"] == "completed"
+    assert await artifact(mortal, result, "outputs/log") == "".join(f"{n}\n" for n in range(1, 20)).encode()
+    assert mortal.answered(handle) == list(range(1, 21))
+    assert result["usage"]["model_calls"] == 20
+    assert (await scheduled(handle)).count("open_sandbox") == 20, "one for each command, and one to collect what they made"
+    assert await failed_tasks(handle) == []
+
+
 @pytest.mark.parametrize("wait", ["approval", "pause"])
 async def test_a_sandbox_is_put_away_while_people_think(mortal: Stack, wait: str) -> None:
     """A run that waits long holds no sandbox; the workspace comes back with the next call. From e2b-dev/E2B#736 and #1104."""

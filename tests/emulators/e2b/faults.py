@@ -30,6 +30,8 @@ class Faults:
 
     waiting: list[dict[str, Any]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    asked_of: list[str] = field(default_factory=list)
+    """The sandbox that each request to a sandbox was for."""
 
     def take(self, request: str) -> dict[str, Any]:
         """Return the first fault for a request, if any, and count it down."""
@@ -57,6 +59,8 @@ def middleware(faults: Faults) -> Callable[..., Awaitable[web.StreamResponse]]:
             return await handler(request)
         line = f"{request.method} {request.path}"
         faults.requests.append(line)
+        if (sandbox := request.headers.get("E2b-Sandbox-Id") or request.match_info.get("id")) is not None:
+            faults.asked_of.append(sandbox)
         fault = faults.take(line)
         if "delay" in fault:
             await asyncio.sleep(fault["delay"])
