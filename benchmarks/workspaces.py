@@ -23,6 +23,7 @@ from activities.workspace.keeper import WorkspaceKeeper
 from benchmarks.sandbox_start import PEERS, peers_python
 from contracts.base import BadInput
 from contracts.sandbox import SandboxSpec
+from workers.process import calm_collector
 
 TAR, GIT, LOCAL_SNAPSHOT = "gnu_tar", "git", "openai_agents"
 SMALL, LARGE = (1_000, 10_000), (10_000, 20_000)
@@ -35,6 +36,7 @@ class Bench:
     """A worker's keeper with a store of its own, and local sandboxes on the same file system."""
 
     def __init__(self, root: Path) -> None:
+        calm_collector()  # as every worker does
         self.root = root
         self.provider = LocalProvider(root / "sandboxes")
         self._made = 0

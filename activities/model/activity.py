@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -50,9 +51,12 @@ class ModelActivities:
         Raises ApplicationError `ModelUnavailable` (retried) or `ModelStopped`.
         """
         async with beating() as beat:
-            recorded = await self._blobs.get_record(f"model-call/{call.key}")
+            # Before the model is asked: with a store that takes nothing, no call is paid again and again.
+            recorded, _ = await asyncio.gather(
+                self._blobs.get_record(f"model-call/{call.key}"),
+                self._checkpoints.put(call.run_id, call.chain, _checkpoint_before(call)),
+            )
             if recorded is None:
-                await self._checkpoints.put(call.run_id, call.chain, _checkpoint_before(call))
                 result = await self._call(call, beat)
                 recorded = await self._blobs.put_record(f"model-call/{call.key}", result.model_dump(mode="json"))
             return CallModelResult.model_validate(recorded)

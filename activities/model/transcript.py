@@ -14,6 +14,7 @@ Format, version 1 (JSON, canonical):
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from pydantic import JsonValue
 
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectDamaged
-from contracts.base import canonical_json
+from contracts.base import canonical_json, sha256_hex
 from contracts.blob import BlobRef
 
 SEGMENT_CAP = 256 * 1024
@@ -87,7 +88,8 @@ class TranscriptStore:
             merged = segments.pop()
             tail = list(everything[len(everything) - len(tail) - merged.count :])
             size += merged.ref.size
-        segments.append(_Segment(await self.blobs.put(_encode(tail)), len(tail)))
+        data = _encode(tail)
+        segments.append(_Segment(BlobRef(digest=sha256_hex(data), size=len(data)), len(tail)))
         stored: JsonValue = {
             "version": 1,
             "previous": None if head is None else head.digest,
@@ -95,7 +97,8 @@ class TranscriptStore:
             "call": call,
             "segments": [{"digest": s.ref.digest, "size": s.ref.size, "count": s.count} for s in segments],
         }
-        ref = await self.blobs.put_json(stored)
+        # At once: nobody knows the head's name before both are there.
+        ref, _ = await asyncio.gather(self.blobs.put_json(stored), self.blobs.put(data))
         if head is not None:
             # A run goes on from its newest head; keeping the old ones would drive out other runs' transcripts.
             self._cache.pop(head.digest, None)

@@ -47,7 +47,7 @@ RECORDS = TypeAdapter(tuple[SourceRecord, ...])
 
 async def put_records(blobs: BlobStore, records: Sequence[SourceRecord]) -> BlobRef:
     """Store the records of a run's entries."""
-    return await blobs.put_json([record.model_dump(mode="json") for record in records])
+    return await blobs.put(RECORDS.dump_json(tuple(records)))
 
 
 async def read_pins(blobs: BlobStore, ref: BlobRef | None, places: Sequence[str]) -> dict[str, SourceRecord] | None:

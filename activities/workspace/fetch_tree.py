@@ -53,6 +53,7 @@ class TreeBuilder:
         self.files: list[Planned] = []
         self._limits = limits
         self._bytes = 0
+        self._folders: dict[str, Directory] = {}
 
     def check_limits(self, place: str, entry: ManifestEntry, files: Sequence[Found], *, contents: bool = True) -> None:
         """Count what an entry brings. Raises BadInput naming the entry, the limit, and what to do."""
@@ -99,6 +100,10 @@ class TreeBuilder:
         return planned
 
     def _folder(self, place: str, entry: ManifestEntry, path: str, key: str) -> Directory:
+        """Return the directory at a path, made with those above it where they are missing."""
+        known = self._folders.get(path)
+        if known is not None:
+            return known
         here, at = self.root, ""
         for part in path.split("/") if path else ():
             at = f"{at}/{part}" if at else part
@@ -113,6 +118,7 @@ class TreeBuilder:
                     f"manifest.entries.{place}: {key or path!r} needs a directory at {at!r}, where a file is; leave one out"
                 )
             here = below
+        self._folders[path] = here
         return here
 
 

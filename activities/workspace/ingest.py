@@ -16,7 +16,7 @@ from typing import Protocol
 
 from pyfastcdc import FastCDC
 
-from activities.workspace.packs import PackWriter, compress, compress_all
+from activities.workspace.packs import Buffer, PackWriter, compress, compress_all
 from activities.workspace.tree import FILE, Directory, Entry, Piece, Xattrs
 
 WHOLE_BYTES = 1 << 20
@@ -137,7 +137,7 @@ class Ingest:
         Both in this one thread: every short call that leaves the interpreter lock waits to get it back, the longer the more
         threads there are that do so.
         """
-        running: deque[tuple[list[_Read], Future[list[bytes]]]] = deque()
+        running: deque[tuple[list[_Read], Future[list[Buffer]]]] = deque()
         large: list[Pending] = []
         coming: set[bytes] = set()
         for batch in _batches(pending):
@@ -164,7 +164,7 @@ class Ingest:
             self._put_small(*running.popleft())
         return large
 
-    def _put_small(self, reads: list[_Read], compressed: Future[list[bytes]]) -> None:
+    def _put_small(self, reads: list[_Read], compressed: Future[list[Buffer]]) -> None:
         stored = iter(compressed.result())
         for read in reads:
             digest = read.entry.digest
@@ -183,7 +183,7 @@ class Ingest:
         try:
             whole = hashlib.sha256()
             pieces: list[Piece] = []
-            running: deque[Future[tuple[bytes, bytes | None, int]]] = deque()
+            running: deque[Future[tuple[bytes, Buffer | None, int]]] = deque()
             hashing: Future[None] | None = None
 
             def drain(most: int) -> None:
@@ -217,7 +217,7 @@ class Ingest:
             os.close(content.fd)
         _fill(item.entry, content, whole.digest(), tuple(pieces))
 
-    def _work_piece(self, data: bytes) -> tuple[bytes, bytes | None, int]:
+    def _work_piece(self, data: bytes) -> tuple[bytes, Buffer | None, int]:
         digest = hashlib.sha256(data).digest()
         is_known = digest in self._fresh or self._known.piece(digest) is not None
         return digest, None if is_known else compress(data), len(data)

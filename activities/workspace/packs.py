@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 import zstandard
 
@@ -38,7 +39,7 @@ Buffer = bytes | memoryview
 _local = threading.local()
 
 
-def compress(raw: bytes) -> bytes:
+def compress(raw: bytes) -> Buffer:
     """Return `raw` compressed, or itself when that would not make it smaller."""
     (stored,) = compress_all([raw])
     return stored
@@ -59,7 +60,7 @@ def decompress(stored: Buffer, size: int) -> Buffer:
     return raw
 
 
-def compress_all(raw: list[bytes]) -> list[bytes]:
+def compress_all(raw: list[bytes]) -> list[Buffer]:
     """Return each of many contents as `compress` does, with hardly a moment in the interpreter.
 
     Of those that are not quite small a sample is tried first: much of what takes room is packed already, or pictures.
@@ -68,10 +69,10 @@ def compress_all(raw: list[bytes]) -> list[bytes]:
     samples = [_slice(whole, 1) + _slice(whole, 2) for whole in large]
     dense = {id(whole) for whole, packed in zip(large, _pack(samples), strict=True) if len(packed) >= 2 * _SAMPLE}
     rest = iter(_pack([whole for whole in raw if id(whole) not in dense]))
-    stored: list[bytes] = []
+    stored: list[Buffer] = []
     for whole in raw:
         packed = None if id(whole) in dense else next(rest)
-        stored.append(whole if packed is None or len(packed) >= len(whole) else packed.tobytes())
+        stored.append(whole if packed is None or len(packed) >= len(whole) else cast("Buffer", packed))
     return stored
 
 
@@ -99,7 +100,7 @@ class PackWriter:
         self._blobs = blobs
         self._loop = loop
         self._pack = Pack()
-        self._parts: list[bytes] = []
+        self._parts: list[Buffer] = []
         self._length = 0
         self._pool = ThreadPoolExecutor(_UNWRITTEN, thread_name_prefix="pack")
         self._waiting: list[Future[None]] = []
@@ -120,7 +121,7 @@ class PackWriter:
         """Whether the next frame goes into a new pack."""
         return self._length >= PACK_BYTES
 
-    def add(self, stored: bytes) -> Frame:
+    def add(self, stored: Buffer) -> Frame:
         """Put bytes, as `compress` returns them, into the current pack, or a new one when it is full."""
         if self._is_stopped:
             raise asyncio.CancelledError
@@ -150,7 +151,7 @@ class PackWriter:
         """Let go of the threads, whatever became of the packs."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _put(self, pack: Pack, parts: list[bytes]) -> None:
+    def _put(self, pack: Pack, parts: list[Buffer]) -> None:
         data = b"".join(parts)
         parts.clear()
         pack.digest, pack.size = hashlib.sha256(data).digest(), len(data)

@@ -40,7 +40,7 @@ class LocalSource:
     def _find(self, most_files: int) -> list[Found]:
         root, top = self._allowed(self._entry.path)
         if not top.is_dir():
-            return [self._file(root, top, "")]
+            return [self._file(root, os.path.relpath(top, root), "")]
         found: list[Found] = []
         for item in self._walk(root, top):
             found.append(item)
@@ -63,7 +63,8 @@ class LocalSource:
         raise BadInput(f".path: {path!r} is not below an allowed root ({shown}); move the data, or set CAISSON_LOCAL_ROOTS")
 
     def _walk(self, root: Path, top: Path) -> Iterator[Found]:
-        waiting = [("", top, 0)]
+        base = os.path.relpath(top, root)
+        waiting = [("", str(top), 0)]
         while waiting:
             path, folder, depth = waiting.pop()
             if depth > MAX_DEPTH:
@@ -71,25 +72,29 @@ class LocalSource:
             if self._selection.takes(path, is_directory=True):
                 yield Found(path, path)
             try:
-                children = sorted(folder.iterdir())
+                with os.scandir(folder) as listed:
+                    children = sorted(listed, key=lambda child: child.name)
             except OSError as error:
                 raise _unreadable(folder, error) from error
             for child in children:
                 below = f"{path}/{child.name}" if path else child.name
-                is_directory = child.is_dir() and not child.is_symlink()
-                if is_directory:
+                if child.is_dir(follow_symlinks=False):
                     if not self._selection.leaves_out(below, is_directory=True):
-                        waiting.append((below, child, depth + 1))
+                        waiting.append((below, child.path, depth + 1))
                 elif self._selection.takes(below, is_directory=False):
-                    yield self._file(root, _target(child, top) if child.is_symlink() else child, below)
+                    if child.is_symlink():
+                        yield self._file(root, str(_target(Path(child.path), top).relative_to(root)), below)
+                    else:
+                        yield self._file(root, below if base == "." else f"{base}/{below}", below)
 
-    def _file(self, root: Path, real: Path, path: str) -> Found:
+    def _file(self, root: Path, real: str, path: str) -> Found:
+        """Describe a file at `real`, relative to its root, that belongs at `path` below the entry's place."""
         try:
-            status = real.lstat()
+            status = os.lstat(f"{root}/{real}")
         except OSError as error:
-            raise _unreadable(real, error) from error
+            raise _unreadable(f"{root}/{real}", error) from error
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{real} is no regular file; leave it out")
+            raise BadInput(f"{root}/{real} is no regular file; leave it out")
         return Found(
             path,
             path,
@@ -109,22 +114,22 @@ def _target(link: Path, top: Path) -> Path:
     return real
 
 
-def _open(root: Path, real: Path, size: int) -> Content:
+def _open(root: Path, real: str, size: int) -> Content:
     """Open a file again, from its root and through no link: a directory may have become one since it was listed."""
     try:
         folder = os.open(root, OPEN_DIRECTORY)
         try:
-            fd = open_below(folder, os.fsencode(real.relative_to(root)), OPEN_FILE)
+            fd = open_below(folder, os.fsencode(real), OPEN_FILE)
         finally:
             os.close(folder)
     except OSError as error:
-        raise _unreadable(real, error) from error
+        raise _unreadable(f"{root}/{real}", error) from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size != size:
         os.close(fd)
-        raise SourceChanged(f"{real} was changed while it was read; try again when nobody writes to it")
+        raise SourceChanged(f"{root}/{real} was changed while it was read; try again when nobody writes to it")
     return Content(fd, size, status.st_mtime_ns, status.st_mode & 0o777)
 
 
-def _unreadable(path: Path, error: OSError) -> BadInput:
+def _unreadable(path: str, error: OSError) -> BadInput:
     return BadInput(f"{path} cannot be read: {error.strerror}; give the tools worker access to it")
