@@ -42,7 +42,7 @@ from contracts.prepare import (
     RestoreWorkspaceResult,
 )
 
-ROUNDS = 3
+ROUNDS = 5
 OBJECTS, OBJECT_BYTES, LARGE_OBJECT = 2_000, 4_096, 200 << 20
 AWS_CLI = "awscli==1.46.3"
 CP, LOCAL_DIR, AWS_SYNC, BOTO3 = "cp_a", "openai_agents", "aws_s3_sync", "boto3_threads"

@@ -103,7 +103,7 @@ def calm_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(5_000, 10, 10)
 
 
 def _sweeping(client: Client, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:

@@ -26,7 +26,7 @@ from activities.workspace.tree import FILE, HARD_LINK, Directory, Entry, Xattrs,
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WAITING = 3
+_WAITING, _WRITERS = 4, 2
 """Groups of pieces that may be on their way from the store to the disk."""
 _LONG_PATH = 3000
 """Paths longer than this are reached step by step, since the kernel takes 4,096 bytes at once."""
@@ -56,21 +56,22 @@ async def restore_tree(
     Raises StoreError; then `place` is removed again.
     """
     writer = _Writer(place, owner)
-    # One thread checks what was read while another writes what was checked: more of them wait for the interpreter's lock.
-    checking, writing = (ThreadPoolExecutor(1, thread_name_prefix=f"restore-{what}") for what in ("check", "write"))
+    # Checking waits for the interpreter's lock, so one thread does it; making files is the kernel's work, which two share.
+    checking = ThreadPoolExecutor(1, thread_name_prefix="restore-check")
+    writing = ThreadPoolExecutor(_WRITERS, thread_name_prefix="restore-write")
     try:
         wanted = await to_end(writer.lay_out, root)
-        running: deque[asyncio.Future[None]] = deque()
+        running: deque[asyncio.Future[int]] = deque()
         async for group in read_frames(blobs, wanted):
             checked = checking.submit(unpack_all, group)
             running.append(asyncio.wrap_future(writing.submit(writer.write, checked)))
             del group, checked
             if len(running) >= _WAITING:
-                await running.popleft()
+                writer.written += await running.popleft()
             if progress is not None:
                 progress(writer.written)
         while running:
-            await running.popleft()
+            writer.written += await running.popleft()
         await to_end(writer.finish, root)
     except BaseException as error:
         await to_end(_give_up, checking, writing, place)
@@ -181,7 +182,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 class _Writer:
-    """Writes one tree into one new directory, from one thread at a time."""
+    """Writes one tree into one new directory. Only `write` may run in several threads at a time."""
 
     def __init__(self, place: Path, owner: tuple[int, int] | None) -> None:
         remove(place)
@@ -221,10 +222,12 @@ class _Writer:
                 offset += piece.size
         return list(wanted.values())
 
-    def write(self, checked: Future[list[tuple[Wanted, Buffer]]]) -> None:
-        """Write some pieces that were checked to wherever each belongs."""
+    def write(self, checked: Future[list[tuple[Wanted, Buffer]]]) -> int:
+        """Write some pieces that were checked to wherever each belongs, and return how many files are whole by that."""
+        whole = 0
         for item, data in checked.result():
             for use in self._uses[item.digest]:
+                whole += use.whole
                 if use.whole and len(use.path) <= _LONG_PATH:
                     self._write_whole(use, data)
                     continue
@@ -236,6 +239,7 @@ class _Writer:
                         self._dress(fd, use.entry)
                 finally:
                     os.close(fd)
+        return whole
 
     def _write_whole(self, use: _Use, data: Buffer) -> None:
         """Write a file as nearly all are, in as few system calls as that takes."""
@@ -251,7 +255,6 @@ class _Writer:
             if self._owner is not None:
                 os.fchown(fd, *self._owner)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
-            self.written += 1
         finally:
             os.close(fd)
 
@@ -259,6 +262,7 @@ class _Writer:
         """Make the links, and set what could not be set while things were still written. Raises ObjectDamaged."""
         for path, late in self._late:
             self._dress_at(path, late, _OLD_FILE)
+            self.written += 1
         everything = list(walk(root))
         files = {path for path, entry in everything if isinstance(entry, Entry) and entry.kind == FILE}
         for path, entry in everything:
@@ -308,8 +312,6 @@ class _Writer:
         _set_xattrs(fd, entry.xattrs)
         os.fchmod(fd, entry.mode)
         os.utime(fd, ns=(entry.mtime, entry.mtime))
-        if isinstance(entry, Entry):
-            self.written += 1
 
     @contextlib.contextmanager
     def _at(self, path: bytes) -> Iterator[tuple[int, bytes]]:
