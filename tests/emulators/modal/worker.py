@@ -124,16 +124,16 @@ class Router:
 
     async def _while_it_lives(self, task_id: str, work: Any) -> Any:
         """Wait for something, or for the end of the sandbox: NOT_FOUND then."""
-        ended = asyncio.ensure_future(self._box(task_id).ended.wait())
-        doing = asyncio.ensure_future(work)
+        tasks = [doing := asyncio.ensure_future(work)]
         try:
+            tasks.append(ended := asyncio.ensure_future(self._box(task_id).ended.wait()))
             await asyncio.wait((ended, doing), return_when=asyncio.FIRST_COMPLETED)
             if not doing.done():
                 raise GRPCError(Status.NOT_FOUND, f"task {task_id} was shut down")
             return doing.result()
         finally:
-            ended.cancel()
-            doing.cancel()
+            for task in tasks:
+                task.cancel()
 
 
 async def _end_at(process: Process, seconds: float) -> None:
