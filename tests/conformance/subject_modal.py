@@ -30,7 +30,7 @@ async def subject_emulator(tmp_path: Path) -> AsyncIterator[Subject]:
             await (emulator.deafen() if is_so else emulator.listen())
 
         yield Subject(
-            name="modal",
+            name="modal-emulator",
             provider=service.provider,
             where="emulator",
             kill_machine=kill_machine,
