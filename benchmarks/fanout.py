@@ -1,8 +1,9 @@
 """A hundred subagents from one parent, beside their commands alone and as many bare Temporal child workflows.
 
-Each subagent is a run of its own: prepared, given a sandbox, two model calls and one command that needs about 0.3 s of processor
-time, its outputs looked for, its sandbox ended. All are started by one call of `spawn_agents`. Its time goes, by the server's
-clock, from the start of the first child workflow to the parent's next model call.
+Each subagent is a run of its own, forked from its parent's workspace: prepared, given a sandbox with a copy of the files, two
+model calls and one command that needs about 0.3 s of processor time, its outputs looked for, its sandbox ended. All are
+started by one call of `spawn_agents`. Its time goes, by the server's clock, from the start of the first child workflow to the parent's next
+model call.
 
 The baseline is the sum of two things that are measured in turns with it: the same commands started plainly on the host, as many
 at a time as the sandbox worker has slots; and a bare workflow with as many children, each with as many activities as a subagent.
@@ -36,6 +37,8 @@ from workers.settings import load_settings
 FEW, MANY = 10, 100
 ROUNDS = 2
 COMMAND = "for ((i = 0; i < 180000; i++)); do :; done"
+FILL = "mkdir notes && for ((i = 0; i < 50; i++)); do seq $i $((i + 200)) > notes/$i; done"
+"""What the parent has in its workspace, and each subagent a copy of: 50 files of about 800 bytes."""
 CHILD = "fanout_child"
 BASELINE, AT_TEN = "commands_and_bare_hops", "with_10"
 MAX_RATIO, MAX_GROWTH = 1.5, 1.2
@@ -126,6 +129,7 @@ def _parent(count: int) -> dict[str, Any]:
         "name": f"fanout_{count}",
         "match": {"text": rf"\[fanout_{count}\]"},
         "turns": [
+            {"calls": [{"name": "shell", "arguments": {"command": FILL}}]},
             {"calls": [{"name": "spawn_agents", "arguments": {"agents": agents}}]},
             {"expect": r"subagent w0 \(worker\): completed", "text": "all are done"},
         ],
@@ -173,7 +177,7 @@ async def _subagents(stack: BenchStack, count: int) -> tuple[Handle, int]:
             "task": f"Play [fanout_{count}].",
             "agent": {
                 "name": "lead",
-                "subagents": [{"name": "worker", "description": "Works."}],
+                "subagents": [{"name": "worker", "description": "Works.", "workspace": "fork"}],
                 "subagent_limits": {"parallel": MANY, "total": MANY},
             },
             "budget": {"steps": 10 * count + 10},
@@ -185,7 +189,7 @@ async def _subagents(stack: BenchStack, count: int) -> tuple[Handle, int]:
         result: dict[str, Any] = await asyncio.wait_for(handle.result(), PATIENCE + PATIENCE_EACH * count)
     except TimeoutError:
         raise RuntimeError(f"{handle.id} does not come to an end; see what its subagents wait for") from None
-    if result["status"] != "completed" or result["usage"]["model_calls"] != 2 + 2 * count:
+    if result["status"] != "completed" or result["usage"]["model_calls"] != 3 + 2 * count:
         raise RuntimeError(f"{handle.id} is {result['status']} after {result['usage']['model_calls']} model calls")
     recoveries = result["recoveries"]
     for n in range(count):
@@ -263,7 +267,7 @@ def _first(events: list[HistoryEvent], kind: EventType.ValueType) -> HistoryEven
 def _spawning(events: list[HistoryEvent]) -> float:
     """Return the seconds from the start of the first child workflow to the model call after all have ended."""
     asked = [event for event in events if event.activity_task_scheduled_event_attributes.activity_type.name == CALL_MODEL.name]
-    return _time(asked[1]) - _time(_first(events, EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED))
+    return _time(asked[2]) - _time(_first(events, EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED))
 
 
 def _where_time_goes(children: list[list[HistoryEvent]]) -> str:
