@@ -1,9 +1,9 @@
 """A hundred subagents from one parent, beside their commands alone and as many bare Temporal child workflows.
 
 Each subagent is a run of its own, forked from its parent's workspace: prepared, given a sandbox with a copy of the files, two
-model calls and one command that needs about 0.3 s of processor time, its outputs looked for, its sandbox ended. All are
-started by one call of `spawn_agents`. Its time goes, by the server's clock, from the start of the first child workflow to the parent's next
-model call.
+model calls and one command that needs about 0.3 s of processor time, its outputs looked for, its sandbox ended. One call of
+`spawn_agents` starts them all. Its time goes, by the server's clock, from the start of the first child workflow to the parent's
+next model call.
 
 The baseline is the sum of two things that are measured in turns with it: the same commands started plainly on the host, as many
 at a time as the sandbox worker has slots; and a bare workflow with as many children, each with as many activities as a subagent.
