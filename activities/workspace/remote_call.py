@@ -13,9 +13,9 @@ provider can find too long:
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import hashlib
+import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from contracts.sandbox import WORKSPACE, JobState
 
 HELPERS = Path(__file__).parent / "sandbox_helper"
 _PACKAGE = "activities.workspace.sandbox_helper"
+_OWN_IMPORT = re.compile(rf"^from {re.escape(_PACKAGE)}\b[^\n]*? import (?:\([^)]*\)|[^\n(]*)\n", re.MULTILINE)
 _OPERATIONS = {
     "look": (("common",), "look"),
     "list": (("common", "listing"), "list_workspace"),
@@ -153,12 +154,9 @@ def _python_text(operation: str) -> str:
     modules, function = _OPERATIONS[operation]
     parts: list[str] = []
     for name in modules:
+        # Its lines keep their numbers.
         text = (HELPERS / f"{name}.py").read_text()
-        lines = text.splitlines(keepends=True)
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
-                lines[node.lineno - 1 : node.end_lineno] = ["\n"] * ((node.end_lineno or node.lineno) - node.lineno + 1)
-        parts.append("".join(lines))
+        parts.append(_OWN_IMPORT.sub(lambda found: "\n" * found[0].count("\n"), text))
     return "".join(parts) + f"\nrun({function}, sys.argv[2:])\n"
 
 
