@@ -114,7 +114,7 @@ async def test_a_sandbox_worker_sweeps_when_it_starts(own_stack: Stack) -> None:
     assert (told["run"], told["run_is"]) == (leaked.id, "closed")
     assert (its.exists(), other.exists()) == (False, True)
     await going_on.cancel()
-    # The killed worker's call is only given to the next one when its heartbeat has been missed, and hears of the cancellation there.
+    # The next worker is only given the killed one's call when its heartbeat has been missed, and hears of the cancellation there.
     await until(lambda: not other.exists(), "the end of the other run", 45)
 
 

@@ -61,7 +61,7 @@ class Emulator:
         for box in list(self.account.boxes.values()):
             await self.account.end(box)
         await self._runner.cleanup()
-        # The SDK leaves tasks behind whose exception nobody asks for; they are told of now, and not in the middle of another test.
+        # The SDK leaves tasks whose exception nobody asks for; they are told of now, and not in the middle of another test.
         gc.collect()
 
     def _application(self) -> web.Application:
