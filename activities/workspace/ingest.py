@@ -244,10 +244,13 @@ def _batches(pending: list[Pending]) -> Iterator[list[Pending]]:
 def _read_small(item: Pending, content: Content) -> bytes:
     """Read a whole file, or a little more than the most that counts as small, and close it."""
     try:
-        # One byte more than it has, so that a file which grew meanwhile shows it.
-        data = os.read(content.fd, content.size + 1)
-        if len(data) > content.size:
-            data += os.read(content.fd, WHOLE_BYTES)
+        # By offset, as looking for holes moves the file's own. One byte more than it has shows whether it grew meanwhile.
+        data = os.pread(content.fd, content.size + 1, 0)
+        while len(data) != content.size and len(data) <= WHOLE_BYTES:
+            more = os.pread(content.fd, WHOLE_BYTES + 1 - len(data), len(data))
+            if not more:
+                break
+            data += more
         content.size = len(data)
         if item.settle is not None:
             item.settle(content)

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from activities.sandbox.port import SandboxUnavailable
 from activities.workspace.ingest import WHOLE_BYTES, Content, Unreadable, Vanished
 from activities.workspace.remote_listing import parse_attributes, refuse
 from activities.workspace.remote_tree import Reading
@@ -145,7 +146,8 @@ class Spool:
             fd = os.open(received.own, os.O_RDONLY | os.O_CLOEXEC)
         else:
             fd = os.memfd_create("content", os.MFD_CLOEXEC)
-            os.write(fd, os.pread(self._small.fileno(), received.size, received.at))
+            if os.write(fd, os.pread(self._small.fileno(), received.size, received.at)) != received.size:
+                raise SandboxUnavailable("what came from the sandbox cannot be read again on this host")
             os.lseek(fd, 0, os.SEEK_SET)
         is_whole = received.extents == [(0, received.size)] or not received.size
         extents = None if is_whole else received.extents

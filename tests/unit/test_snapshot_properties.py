@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from activities.store.local import LocalStore
@@ -126,6 +126,7 @@ def restorable(found: Picture) -> Picture:
 
 
 @settings(max_examples=60, deadline=None)
+@example([("write", "a/a", (1, 0)), ("punch", "a/a", 1)])
 @given(st.lists(_EDIT, max_size=25))
 async def test_any_tree_survives(edits: list[tuple[object, ...]]) -> None:
     """Snapshot, restore elsewhere: the same to a walker of the test's own, and the same id when it is looked at again."""

@@ -137,6 +137,21 @@ async def test_names_are_bytes(room: Room) -> None:
     await round_trip(room, build)
 
 
+async def test_small_files_with_holes_are_whole(room: Room) -> None:
+    """Whatever lies before, between and behind the holes; looking for them moves a file's offset."""
+
+    def build(root: Path) -> None:
+        files = [(MIB, (0,)), (MIB, (500_000,)), (MIB, (0, MIB - 4)), (70_000, (0, 40_000)), (9000, ())]
+        for n, (size, places) in enumerate(files):
+            with (root / f"holes-{n}").open("wb") as file:
+                file.truncate(size)
+                for place in places:
+                    file.seek(place)
+                    file.write(b"data")
+
+    await round_trip(room, build)
+
+
 async def test_a_sparse_file_stays_sparse(room: Room) -> None:
     """MF16: 64 MiB with three small extents take little room in the store and on the disk, and are equal."""
 
