@@ -43,3 +43,12 @@ def _agents(state: Path) -> Path:
     (agents / "plain.yaml").write_text("description: A plain agent.\nmodel: gpt-5.4-mini\nbudget: {steps: 7}\n")
     (agents / "broken.yaml").write_text("instructions: Hello\ntoolz: [shell]\n")
     return agents
+
+
+@pytest.fixture
+async def crewless(tmp_path: Path) -> AsyncIterator[Stack]:
+    """A stack whose sandbox worker is the test's own."""
+    made = make_stack(tmp_path)
+    async with made.dev:
+        await made.dev.running["sandbox-worker"].stop()
+        yield made

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from httpx import HTTPStatusError
@@ -18,7 +16,7 @@ from contracts.activity_names import Queues
 from contracts.sandbox import SandboxRef, SandboxSpec
 from tests.conformance.subjects import Subject
 from tests.integration.helpers import failed_tasks
-from tests.integration.stack import QUEUE, Handle, Stack, make_stack
+from tests.integration.stack import QUEUE, Handle, Stack
 from tests.integration.test_any_provider import HOST, activities
 from tests.integration.test_durability import artifact
 from tests.providers.e2b_support import Service, emulator_in, missing
@@ -89,19 +87,10 @@ async def mischief(dice: random.Random, service: Service, crew: Crew, handle: Ha
         service.emulator.faults.waiting.clear()
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    """A stack whose sandbox worker is the test's own."""
-    made = make_stack(tmp_path)
-    async with made.dev:
-        await made.dev.running["sandbox-worker"].stop()
-        yield made
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_thirty_steps_of_chaos(stack: Stack, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+async def test_thirty_steps_of_chaos(crewless: Stack, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """Latency, cut and refused connections, workers that leave in mid-call, machines that die: thirty steps, each once."""
     if (fault := missing()) is not None:
         pytest.skip(fault)
@@ -110,14 +99,14 @@ async def test_thirty_steps_of_chaos(stack: Stack, tmp_path_factory: pytest.Temp
         service = Service(emulator)
         kill = lambda ref: service.outside(ref, "kill")  # noqa: E731
         subject = Subject("e2b", service.provider, "emulator", kill, spec=SandboxSpec(provider="e2b"))
-        crew = Crew(stack, {"e2b": subject})
+        crew = Crew(crewless, {"e2b": subject})
         await crew.start()
         ending.push_async_callback(crew.stop)
-        handle = await stack.start("thirty-steps", {"sandbox": {"provider": "e2b"}})
+        handle = await crewless.start("thirty-steps", {"sandbox": {"provider": "e2b"}})
         done: list[str] = []
         harm = asyncio.create_task(mischief(dice, service, crew, handle, done))
         try:
-            result = await stack.finish(handle, BOUND)
+            result = await crewless.finish(handle, BOUND)
         finally:
             harm.cancel()
             with contextlib.suppress(asyncio.CancelledError, SandboxError):
@@ -127,12 +116,12 @@ async def test_thirty_steps_of_chaos(stack: Stack, tmp_path_factory: pytest.Temp
                 await emulator.listen()
         print(f"seed {seed}: {len(done)} harms ({', '.join(sorted(set(done)))}), {result['recoveries']} sandboxes lost")
         assert result["status"] == "completed", result["reason"]
-        assert await artifact(stack, result, "outputs/log") == "".join(f"{n}\n" for n in range(1, 31)).encode()
-        assert stack.answered(handle) == list(range(1, 32))
+        assert await artifact(crewless, result, "outputs/log") == "".join(f"{n}\n" for n in range(1, 31)).encode()
+        assert crewless.answered(handle) == list(range(1, 32))
         assert await failed_tasks(handle) == []
         assert len(done) >= 5
         # What an answer that was lost has left is swept.
-        sweep = ServiceSweep(ProviderRegistry({"e2b": service.worker}), ("e2b",), stack.dev.client)
+        sweep = ServiceSweep(ProviderRegistry({"e2b": service.worker}), ("e2b",), crewless.dev.client)
         await sweep.sweep(0.0)
         await sweep.sweep(SUSPECT_SECONDS)
         assert await service.worker().list({}) == [], "a sandbox that nobody has"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from contracts.sandbox import SandboxSpec
 from tests.conformance.subjects import Subject
 from tests.integration.helpers import Gate, gate_of
-from tests.integration.stack import Stack, make_stack
+from tests.integration.stack import Stack
 from tests.integration.test_chaos import Crew, sandbox_of
 from tests.integration.test_durability import artifact
 from tests.providers.e2b_support import Service, emulator_in, missing
@@ -21,23 +20,14 @@ MOST = 4
 
 
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    """A stack whose sandbox worker is the test's own."""
-    made = make_stack(tmp_path)
-    async with made.dev:
-        await made.dev.running["sandbox-worker"].stop()
-        yield made
-
-
-@pytest.fixture
-async def gate(stack: Stack) -> AsyncIterator[Gate]:
+async def gate(crewless: Stack) -> AsyncIterator[Gate]:
     """A tool that holds the run until the test lets it go on."""
-    async with gate_of(stack) as made:
+    async with gate_of(crewless) as made:
         yield made
 
 
 async def test_a_sandbox_that_is_not_found_is_replaced(
-    stack: Stack, gate: Gate, tmp_path_factory: pytest.TempPathFactory
+    crewless: Stack, gate: Gate, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """404 means gone: it is not tried again, the workspace is restored into another, and the call is made there.
 
@@ -49,19 +39,19 @@ async def test_a_sandbox_that_is_not_found_is_replaced(
         service = Service(emulator)
         kill = lambda ref: service.outside(ref, "kill")  # noqa: E731
         subject = Subject("e2b", service.provider, "emulator", kill, spec=SandboxSpec(provider="e2b"))
-        crew = Crew(stack, {"e2b": subject})
+        crew = Crew(crewless, {"e2b": subject})
         await crew.start()
         ending.push_async_callback(crew.stop)
         agent = {"tools": ["shell", *gate.agent["tools"]], "sandbox": {"provider": "e2b"}}
-        handle = await stack.start("lost-at-the-gate", agent)
+        handle = await crewless.start("lost-at-the-gate", agent)
         await gate.reached()
         ref = await sandbox_of(handle)
         assert ref is not None
         await service.outside(ref, "kill")
         before = len(emulator.faults.asked_of)
         gate.released.set()
-        result = await stack.finish(handle)
+        result = await crewless.finish(handle)
         assert (result["status"], result["recoveries"]) == ("completed", 1)
-        assert await artifact(stack, result, "outputs/log") == b"one\ntwo\n"
-        assert stack.answered(handle) == [1, 2, 3, 4]
+        assert await artifact(crewless, result, "outputs/log") == b"one\ntwo\n"
+        assert crewless.answered(handle) == [1, 2, 3, 4]
         assert emulator.faults.asked_of[before:].count(ref.id) <= MOST, emulator.faults.requests[-40:]
