@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from activities.governance.secrets import Secrets
-from activities.mcp.flight import ServerFailed
-from activities.mcp.servers import McpServers
-from activities.mcp.sessions import SessionPool
+from activities.tools.mcp.flight import ServerFailed
+from activities.tools.mcp.servers import McpServers
+from activities.tools.mcp.sessions import SessionPool
 from client.finding import Finding, State
 from contracts.base import BadInput
 from workers.settings import Settings, bare_environment

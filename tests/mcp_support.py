@@ -13,11 +13,11 @@ import yaml
 from temporalio.testing import ActivityEnvironment
 
 from activities.governance.secrets import Secrets
-from activities.mcp.activity import McpActivities
-from activities.mcp.servers import McpServers
-from activities.mcp.sessions import SessionPool
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
+from activities.tools.mcp.activity import McpActivities
+from activities.tools.mcp.servers import McpServers
+from activities.tools.mcp.sessions import SessionPool
 from contracts.agent import AgentSpec
 from contracts.blob import BlobRef
 from contracts.mcp import CallMcpToolInput, CallMcpToolResult, ListMcpToolsInput, ListMcpToolsResult

@@ -54,9 +54,9 @@ def _model(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
 
 def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     from activities.governance.secrets import Secrets
-    from activities.mcp.activity import McpActivities
-    from activities.mcp.servers import McpServers
-    from activities.mcp.sessions import SessionPool
+    from activities.tools.mcp.activity import McpActivities
+    from activities.tools.mcp.servers import McpServers
+    from activities.tools.mcp.sessions import SessionPool
     from activities.workspace.deliver import DeliverActivities
     from activities.workspace.fetch import ManifestActivities
     from activities.workspace.lazy_activity import LazyActivities

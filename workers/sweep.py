@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -135,17 +135,29 @@ async def sweeping(provider: LocalProvider, client: Client, every: float = EVERY
     """Sweep at once and then every so many seconds while the block runs. A fault is logged, and the next sweep tries again."""
     log = structlog.stdlib.get_logger("caisson.sweep")
 
+    async def once() -> None:
+        for one in await sweep(provider, client):
+            told = {"sandbox": one.found.resident.ref.id, "run": one.found.run_id, "run_is": one.found.standing.value}
+            if one.fault is None:
+                log.info("ended a sandbox that no run needs", **told)
+            else:
+                log.warning("a sandbox that no run needs could not be ended", error=one.fault, **told)
+
+    async with repeating(once, every, "sandboxes could not be swept"):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def repeating(work: Callable[[], Awaitable[None]], every: float, complaint: str) -> AsyncIterator[None]:
+    """Do something at once and then every so many seconds while the block runs. A fault is logged, and it is tried again."""
+    log = structlog.stdlib.get_logger("caisson.sweep")
+
     async def forever() -> None:
         while True:
             try:
-                for one in await sweep(provider, client):
-                    told = {"sandbox": one.found.resident.ref.id, "run": one.found.run_id, "run_is": one.found.standing.value}
-                    if one.fault is None:
-                        log.info("ended a sandbox that no run needs", **told)
-                    else:
-                        log.warning("a sandbox that no run needs could not be ended", error=one.fault, **told)
+                await work()
             except Exception as error:  # noqa: BLE001 - a sweep that fails must not end the worker
-                log.warning("sandboxes could not be swept", error=f"{type(error).__name__}: {error}")
+                log.warning(complaint, error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(every)
 
     task = asyncio.create_task(forever())

@@ -12,13 +12,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
-from temporalio.client import Client, WorkflowQueryFailedError, WorkflowQueryRejectedError
-from temporalio.service import RPCError
+from temporalio.client import Client
 
 from activities.sandbox.port import SandboxError
 from activities.sandbox.registry import ProviderRegistry
 from contracts.sandbox import NAMESPACE_LABEL, SandboxRef
-from workers.sweep import QUERY_TIMEOUT
+from workers.sweep import QUERY_TIMEOUT, repeating
 
 EVERY_SECONDS = 600.0
 SUSPECT_SECONDS = 540.0
@@ -85,21 +84,9 @@ async def sweeping_services(sweep: ServiceSweep, every: float = EVERY_SECONDS) -
     """Sweep at once and then every so many seconds while the block runs. A fault is logged, and the next sweep tries again."""
     log = structlog.stdlib.get_logger("caisson.sweep")
 
-    async def forever() -> None:
-        while True:
-            try:
-                for ref in await sweep.sweep(time.time()):
-                    log.info("ended a sandbox that no run has", provider=ref.provider, sandbox=ref.id)
-            except (RPCError, WorkflowQueryFailedError, WorkflowQueryRejectedError) as error:
-                log.warning("sandboxes of services were not swept", error=f"{type(error).__name__}: {error}")
-            except Exception as error:  # noqa: BLE001 - a sweep that fails must not end the worker
-                log.warning("sandboxes of services could not be swept", error=f"{type(error).__name__}: {error}")
-            await asyncio.sleep(every)
+    async def once() -> None:
+        for ref in await sweep.sweep(time.time()):
+            log.info("ended a sandbox that no run has", provider=ref.provider, sandbox=ref.id)
 
-    task = asyncio.create_task(forever())
-    try:
+    async with repeating(once, every, "sandboxes of services could not be swept"):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
 
     from contracts.activity_names import APPLY_PATCH, RUN_SHELL
     from contracts.agent import Verdict
-    from contracts.blob import Text, whole_characters
+    from contracts.blob import Text, preview_of, whole_characters
     from contracts.mcp import server_of
     from contracts.model import ToolCall, ToolCallInput, ToolOutputItem
     from contracts.prepare import ActivityRoute, PrepareRunResult
@@ -200,7 +200,8 @@ class ToolCalls:
                 f"{one.name}: it ran, but what it returned cannot be read; its activity must return JSON or UTF-8 text",
                 f"{one.summary} → unreadable",
             )
-        return Outcome(ToolOutputItem(call_id=one.call_id, output=Text(inline=_bounded(text))), one.summary)
+        output = Text(inline=preview_of(text, MAX_ACTIVITY_OUTPUT))
+        return Outcome(ToolOutputItem(call_id=one.call_id, output=output), one.summary)
 
 
 MAX_ACTIVITY_OUTPUT = 128 * 1024
@@ -240,13 +241,6 @@ def _text_of(result: RawValue) -> str | None:
     except (ValueError, RecursionError):
         return None
     return whole_characters(text)
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= MAX_ACTIVITY_OUTPUT:
-        return text
-    half = MAX_ACTIVITY_OUTPUT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
 def _paths(one: ToolCall) -> list[str]:

@@ -10,10 +10,10 @@ import pytest
 from temporalio import activity
 
 from activities.agents import PrepareActivities
-from activities.mcp.activity import McpActivities
 from activities.model.activity import ModelActivities
 from activities.model.entries import RecordActivities
 from activities.sandbox.activity import SandboxActivities
+from activities.tools.mcp.activity import McpActivities
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.deliver import DeliverActivities
 from activities.workspace.fetch import ManifestActivities

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from httpx import HTTPStatusError
@@ -46,6 +48,22 @@ class Crew:
         if self._workers is not None:
             workers, self._workers = self._workers, None
             await workers.aclose()
+
+
+@contextlib.asynccontextmanager
+async def serving_e2b(stack: Stack, directory: Path) -> AsyncIterator[tuple[Service, Crew]]:
+    """The emulator of E2B, and a sandbox worker that has it. Skips the test where the emulator cannot be."""
+    if (fault := missing()) is not None:
+        pytest.skip(fault)
+    async with emulator_in(directory) as emulator:
+        service = Service(emulator)
+        kill = lambda ref: service.outside(ref, "kill")  # noqa: E731
+        crew = Crew(stack, {"e2b": Subject("e2b", service.provider, "emulator", kill, spec=SandboxSpec(provider="e2b"))})
+        await crew.start()
+        try:
+            yield service, crew
+        finally:
+            await crew.stop()
 
 
 async def sandbox_of(handle: Handle) -> SandboxRef | None:
@@ -92,16 +110,9 @@ async def mischief(dice: random.Random, service: Service, crew: Crew, handle: Ha
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_thirty_steps_of_chaos(crewless: Stack, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """Latency, cut and refused connections, workers that leave in mid-call, machines that die: thirty steps, each once."""
-    if (fault := missing()) is not None:
-        pytest.skip(fault)
     dice = random.Random(seed)
-    async with emulator_in(tmp_path_factory.mktemp("e2b")) as emulator, contextlib.AsyncExitStack() as ending:
-        service = Service(emulator)
-        kill = lambda ref: service.outside(ref, "kill")  # noqa: E731
-        subject = Subject("e2b", service.provider, "emulator", kill, spec=SandboxSpec(provider="e2b"))
-        crew = Crew(crewless, {"e2b": subject})
-        await crew.start()
-        ending.push_async_callback(crew.stop)
+    async with serving_e2b(crewless, tmp_path_factory.mktemp("e2b")) as (service, crew):
+        emulator = service.emulator
         handle = await crewless.start("thirty-steps", {"sandbox": {"provider": "e2b"}})
         done: list[str] = []
         harm = asyncio.create_task(mischief(dice, service, crew, handle, done))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
-from contracts.sandbox import SandboxSpec
-from tests.conformance.subjects import Subject
 from tests.integration.helpers import Gate, gate_of
 from tests.integration.stack import Stack
-from tests.integration.test_chaos import Crew, sandbox_of
+from tests.integration.test_chaos import sandbox_of, serving_e2b
 from tests.integration.test_durability import artifact
-from tests.providers.e2b_support import Service, emulator_in, missing
 
 MOST = 4
 """Requests to a dead sandbox and about it: a call, a second look whether it has ended, and the request to end it."""
@@ -33,15 +29,8 @@ async def test_a_sandbox_that_is_not_found_is_replaced(
 
     From temporalio/sdk-python#1548.
     """
-    if (fault := missing()) is not None:
-        pytest.skip(fault)
-    async with emulator_in(tmp_path_factory.mktemp("e2b")) as emulator, contextlib.AsyncExitStack() as ending:
-        service = Service(emulator)
-        kill = lambda ref: service.outside(ref, "kill")  # noqa: E731
-        subject = Subject("e2b", service.provider, "emulator", kill, spec=SandboxSpec(provider="e2b"))
-        crew = Crew(crewless, {"e2b": subject})
-        await crew.start()
-        ending.push_async_callback(crew.stop)
+    async with serving_e2b(crewless, tmp_path_factory.mktemp("e2b")) as (service, _):
+        emulator = service.emulator
         agent = {"tools": ["shell", *gate.agent["tools"]], "sandbox": {"provider": "e2b"}}
         handle = await crewless.start("lost-at-the-gate", agent)
         await gate.reached()

@@ -16,8 +16,8 @@ import pytest
 import structlog
 from temporalio.exceptions import ApplicationError
 
-from activities.mcp import activity, sessions, stdio
-from activities.mcp.sessions import SessionPool
+from activities.tools.mcp import activity, sessions, stdio
+from activities.tools.mcp.sessions import SessionPool
 from contracts.mcp import McpTool
 from tests.emulators.mcp.http_server import HttpServer, http_server
 from tests.mcp_support import Bench, calls_of, program
@@ -342,5 +342,5 @@ async def test_a_server_that_says_nothing_is_given_up(bench: Bench, monkeypatch:
 
 def test_the_sdk_is_not_imported_before_a_session_is_opened() -> None:
     """It would cost every worker half a second at its start."""
-    code = "import sys, activities.mcp.activity; sys.exit('mcp' in sys.modules or 'httpx2' in sys.modules)"
+    code = "import sys, activities.tools.mcp.activity; sys.exit('mcp' in sys.modules or 'httpx2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": "."}).returncode == 0

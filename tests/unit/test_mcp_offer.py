@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
 from activities.governance.redaction import Redactor
-from activities.mcp.offer import MAX_TOOLS, Offer, Said, bound_together, choose, model_names
-from activities.mcp.results import render
-from activities.mcp.servers import ToolFilter
-from activities.mcp.text import MAX_OUTPUT, plain
 from activities.model.calls import BadJson, harmless, parse_arguments
 from activities.tools.definitions import compose_instructions, definitions
+from activities.tools.mcp.offer import MAX_TOOLS, Offer, Said, bound_together, choose, model_names
+from activities.tools.mcp.results import render
+from activities.tools.mcp.servers import ToolFilter
+from activities.tools.mcp.text import MAX_OUTPUT, plain
 from contracts.agent import AgentSpec
 from contracts.mcp import McpUse
 from contracts.prepare import ResolvedAgent

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from activities.governance.secrets import Secrets
-from activities.mcp.servers import McpServers
+from activities.tools.mcp.servers import McpServers
 from contracts.base import BadInput
 
 VALUE = "Bearer s3cret-value-1"

@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from activities.mcp.flight import MAX_REPLY, Line, flight
-from activities.mcp.servers import Connection
+from activities.tools.mcp.flight import MAX_REPLY, Line, flight
+from activities.tools.mcp.servers import Connection
 
 CONNECT_SECONDS = 5.0
 _HOST = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,100}(?=/|\?|#|$)")

@@ -12,9 +12,9 @@ from pydantic import JsonValue
 
 from activities.agents import check_form
 from activities.governance.redaction import Redactor
-from activities.mcp.servers import ToolFilter
-from activities.mcp.text import plain, plain_schema
 from activities.model.calls import MAX_DEPTH, deeper
+from activities.tools.mcp.servers import ToolFilter
+from activities.tools.mcp.text import plain, plain_schema
 from contracts.base import BadInput, sha256_hex
 from contracts.blob import whole_characters
 from contracts.mcp import BETWEEN, McpTool, McpUse

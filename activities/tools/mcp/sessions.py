@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from activities.mcp.flight import Flight, Line, ServerFailed, flight
-from activities.mcp.offer import Said
-from activities.mcp.servers import Connection
-from activities.mcp.text import plain
+from activities.tools.mcp.flight import Flight, Line, ServerFailed, flight
+from activities.tools.mcp.offer import Said
+from activities.tools.mcp.servers import Connection
+from activities.tools.mcp.text import plain
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -97,7 +97,7 @@ class Session:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 streams = await stack.enter_async_context(self._streams())
-                from activities.mcp.dispatch import open_session
+                from activities.tools.mcp.dispatch import open_session
 
                 client, dispatcher = await stack.enter_async_context(open_session(*streams, OPEN_SECONDS))
                 self._open.set_result((client, dispatcher))
@@ -119,10 +119,10 @@ class Session:
 
     def _streams(self) -> contextlib.AbstractAsyncContextManager[tuple[Any, Any]]:
         if self.connection.url is not None:
-            from activities.mcp.http import http_streams
+            from activities.tools.mcp.http import http_streams
 
             return http_streams(self.connection, self._line)
-        from activities.mcp.stdio import stdio_streams
+        from activities.tools.mcp.stdio import stdio_streams
 
         return stdio_streams(self.connection, self._line)
 
@@ -152,7 +152,7 @@ class Session:
     async def list_tools(self) -> list[Said]:
         """Return all tools, in the server's order. Raises ServerFailed."""
         async with self.used() as (client, dispatcher):
-            from activities.mcp.dispatch import list_page
+            from activities.tools.mcp.dispatch import list_page
 
             found: list[Said] = []
             seen: set[str] = set()
@@ -172,7 +172,7 @@ class Session:
     async def call_tool(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
         """Call a tool. Raises ServerFailed."""
         async with self.used() as (client, _):
-            from activities.mcp.dispatch import call
+            from activities.tools.mcp.dispatch import call
 
             seconds = self.connection.seconds
             return await self._asked(call(client, tool, arguments, seconds), seconds)

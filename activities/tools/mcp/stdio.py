@@ -22,9 +22,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from activities.mcp.flight import MAX_REPLY, Line
-from activities.mcp.servers import Connection
-from activities.mcp.text import plain
+from activities.tools.mcp.flight import MAX_REPLY, Line
+from activities.tools.mcp.servers import Connection
+from activities.tools.mcp.text import plain
 from contracts.blob import whole_characters
 
 KEPT_STDERR = 8 * 1024

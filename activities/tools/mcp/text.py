@@ -40,11 +40,3 @@ def plain_schema(value: JsonValue) -> JsonValue:
         name: plain(part, 4096) if name in _PROSE and isinstance(part, str) else plain_schema(part)
         for name, part in value.items()
     }
-
-
-def bounded(text: str, limit: int = MAX_OUTPUT) -> str:
-    """Return a text, or its beginning and end around a marker."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

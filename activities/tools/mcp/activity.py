@@ -14,12 +14,12 @@ from temporalio.exceptions import ApplicationError
 
 from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
-from activities.mcp.flight import ServerFailed
-from activities.mcp.offer import Offer, bound_together, choose
-from activities.mcp.results import render
-from activities.mcp.servers import Connection, McpServers
-from activities.mcp.sessions import SessionPool
 from activities.store.blobs import BlobStore
+from activities.tools.mcp.flight import ServerFailed
+from activities.tools.mcp.offer import Offer, bound_together, choose
+from activities.tools.mcp.results import render
+from activities.tools.mcp.servers import Connection, McpServers
+from activities.tools.mcp.sessions import SessionPool
 from contracts.activity_names import CALL_MCP_TOOL, LIST_MCP_TOOLS, ErrorType
 from contracts.agent import AgentSpec
 from contracts.base import BadInput

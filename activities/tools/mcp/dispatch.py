@@ -25,8 +25,8 @@ from mcp_types import (
 )
 from pydantic import TypeAdapter
 
-from activities.mcp.flight import ServerFailed
-from activities.mcp.offer import Said
+from activities.tools.mcp.flight import ServerFailed
+from activities.tools.mcp.offer import Said
 
 _RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _NAME = "caisson"

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from activities.governance.redaction import Redactor
-from activities.mcp.text import bounded, plain, shown
+from activities.tools.mcp.text import MAX_OUTPUT, plain, shown
+from contracts.blob import preview_of
 
 
 def render(content: Iterable[Any], structured: Any, hide: Redactor) -> str:
@@ -23,7 +24,7 @@ def render(content: Iterable[Any], structured: Any, hide: Redactor) -> str:
         texts = [json.dumps(structured, ensure_ascii=False)]
     # Secrets first: what is cut in two is not found any more.
     text = hide(shown("\n".join([*texts, *lines])))
-    return bounded(text) if text.strip() else "(no output)"
+    return preview_of(text, MAX_OUTPUT) if text.strip() else "(no output)"
 
 
 def _line(part: Any) -> str:
