@@ -94,29 +94,39 @@ async def call(
     when the run is cancelled and has no more use for it: for what must be put away again. Raises ActivityError.
     """
     rule = _RULES[stub.name]
-    result: Result = await workflow.execute_activity(
-        stub.name,
-        given,
-        result_type=stub.result,
-        task_queue=queue,
-        summary=summary[:200],
-        start_to_close_timeout=timedelta(seconds=seconds or rule.seconds),
-        schedule_to_start_timeout=HOST_LOST if on_host else None,
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=RetryPolicy(
-            initial_interval=timedelta(seconds=1),
-            maximum_interval=timedelta(seconds=rule.longest_wait),
-            maximum_attempts=attempts or rule.attempts,
-        ),
-        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-    )
+    try:
+        result: Result = await workflow.execute_activity(
+            stub.name,
+            given,
+            result_type=stub.result,
+            task_queue=queue,
+            summary=summary[:200],
+            start_to_close_timeout=timedelta(seconds=seconds or rule.seconds),
+            schedule_to_start_timeout=HOST_LOST if on_host else None,
+            heartbeat_timeout=HEARTBEAT,
+            retry_policy=RetryPolicy(
+                initial_interval=timedelta(seconds=1),
+                maximum_interval=timedelta(seconds=rule.longest_wait),
+                maximum_attempts=attempts or rule.attempts,
+            ),
+            cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        )
+    except ActivityError:
+        # One whose worker was lost meanwhile is not tried again, and fails with its timeout. The run was cancelled all the same.
+        if _is_cancelled():
+            raise asyncio.CancelledError from None
+        raise
     if keep is not None:
         keep(result)
     # An activity that is done before it hears of the cancellation returns as if there had been none; the run must not go on.
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    if _is_cancelled():
         raise asyncio.CancelledError
     return result
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
 
 
 def cancellation_is_seen_to() -> None:

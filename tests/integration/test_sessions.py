@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from tests.integration.helpers import last_request, outputs_of, scheduled
+from tests.integration.helpers import last_request, outputs_of, sandboxes_of, scheduled
 from tests.integration.stack import Handle, Stack
 from tests.integration.test_durability import alive, artifact, started, until, workspace_log
 
@@ -81,3 +81,17 @@ async def test_cancelling_a_run_that_waits_for_a_session(stack: Stack) -> None:
     with pytest.raises(WorkflowFailureError):
         await asyncio.wait_for(handle.result(), 20)
     assert alive(b"615.5") == 0
+
+
+async def test_cancelling_a_run_whose_worker_is_lost(own_stack: Stack) -> None:
+    """The lost call is not tried again; the run is cancelled all the same, and its sandbox ended with all that runs in it."""
+    handle = await own_stack.start("session-of-a-lost-worker")
+    await own_stack.until(handle, step=2)
+    await started(own_stack, handle, "run_shell")
+    assert alive(b"617.5") >= 1
+    own_stack.kill("sandbox-worker")
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await asyncio.wait_for(handle.result(), 40)
+    assert (await handle.query("status"))["result"]["status"] == "cancelled"
+    await until(lambda: alive(b"617.5") == 0 and sandboxes_of(own_stack, handle.id) == [], "the end of the sandbox", 10)
