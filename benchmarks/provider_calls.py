@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.provider_services import SERVICES, NotHere, Service
-from benchmarks.provider_work import FILE_BYTES, FILES, OPERATIONS, Fault, Ours, Peer, Worker
+from benchmarks.provider_work import FILE_BYTES, FILES, NATIVE, OPERATIONS, OWN_OPERATIONS, PORTABLE, Fault, Ours, Peer, Worker
 from benchmarks.registry import Say
 from benchmarks.report import Metric
 from benchmarks.sandbox_start import PEER, PEERS, peers_python
@@ -33,7 +33,7 @@ from benchmarks.workspaces import Bench, command, make_tree, room
 from contracts.base import BadInput
 from contracts.snapshot import SnapshotRef
 
-OPENAI_AGENTS, NOBODY, OURS_AT_E2B = "openai_agents", "none", "ours_at_e2b"
+OPENAI_AGENTS, NOBODY, OURS_AT_E2B, OURS_PORTABLE = "openai_agents", "none", "ours_at_e2b", "ours_portable"
 MOST_CALLS = 5
 BOUNDED = ("put_in", "one_changed")
 RPCS_A_CALL, OTHER_FRAMES = 3, 1.1
@@ -101,7 +101,7 @@ def metrics_of(name: str, ours: Costs, beside: Beside) -> dict[str, Metric]:
     """Return a provider's metrics. An operation that has nothing to stand beside has only those with a bound of their own."""
     metrics: dict[str, Metric] = {}
     for operation, cost in ours.items():
-        other = beside.costs.get(operation)
+        other = beside.costs.get(operation) if operation in OPERATIONS else None
         label = f"{name}_{operation}"
         if operation in BOUNDED:
             theirs = None if other is None else other.calls
@@ -112,6 +112,12 @@ def metrics_of(name: str, ours: Costs, beside: Beside) -> dict[str, Metric]:
             metrics[f"{label}_requests"] = _metric(cost.requests, "requests", most, beside.baseline, other.requests)
             most = beside.bytes * other.bytes / 1e3
             metrics[f"{label}_bytes"] = _metric(cost.bytes / 1e3, "KB", most, beside.baseline, other.bytes / 1e3)
+    if NATIVE in ours and PORTABLE in ours:
+        # What a provider can do of its own is used for no other reason than that it takes less.
+        native, portable = ours[NATIVE], ours[PORTABLE]
+        requests, kilobytes = portable.requests + ours["close"].requests, (portable.bytes + ours["close"].bytes) / 1e3
+        metrics[f"{name}_away_requests"] = _metric(native.requests, "requests", requests, OURS_PORTABLE, requests)
+        metrics[f"{name}_away_bytes"] = _metric(native.bytes / 1e3, "KB", kilobytes, OURS_PORTABLE, kilobytes)
     return metrics
 
 
@@ -152,7 +158,7 @@ async def _costs(service: Service, worker: Worker, who: str, say: Say) -> Costs:
     except Fault as fault:
         say(f"{service.name}: {who}: not measured: {fault}")
         return costs
-    for operation, before in OPERATIONS.items():
+    for operation, before in (OWN_OPERATIONS if isinstance(worker, Ours) else OPERATIONS).items():
         try:
             if before:
                 await worker.run(before)

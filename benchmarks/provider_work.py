@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from activities.sandbox.port import Command, Sandbox, SandboxProvider
+from activities.sandbox.port import Command, ImagingProvider, PausingProvider, Sandbox, SandboxProvider
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
@@ -41,6 +41,9 @@ OPERATIONS: Mapping[str, str] = {
     "close": "",
 }
 """The operations in their order, each with the command that is run in the sandbox before it, and not counted."""
+PORTABLE, NATIVE = "away_portable", "away_native"
+OWN_OPERATIONS: Mapping[str, str] = {**OPERATIONS, PORTABLE: "", NATIVE: "", "close_again": ""}
+"""Those of Caisson, which also puts a sandbox away and brings it back: as it can everywhere, and as this provider can."""
 
 
 class Fault(Exception):
@@ -105,7 +108,8 @@ class Ours:
         self._maker, self._provider = self.service.provider(), self.service.provider()
         self._restorer = self._keeper("tree-store")
         # A worker with a store of its own, so that the first snapshot brings everything out.
-        self._snapshotter = self._keeper(f"store-{self.service.name}")
+        self._store = f"store-{self.service.name}"
+        self._snapshotter = self._keeper(self._store)
 
     def _keeper(self, store: str) -> WorkspaceKeeper:
         return WorkspaceKeeper(
@@ -135,15 +139,42 @@ class Ours:
                 _check(await self._restorer.restore(self._counted(), self.tree), FILES)
             case "first" | "unchanged" | "one_changed":
                 await self._take(operation)
-            case "close":
+            case "close" | "close_again":
                 await self._provider.kill(_have(self._ref))
+            case "away_portable":
+                self._ref = await self._create("portable")
+                self._sandbox = await self._provider.attach(self._ref)
+                # By a worker that knows nothing of the sandbox before, as in a run that has waited for days.
+                _check(await self._keeper(self._store).restore(self._sandbox, _have(self._snapshot)), FILES)
+            case "away_native":
+                await self._put_away()
 
     async def run(self, script: str) -> None:
         """See Worker."""
         await self._sh(script)
 
-    async def _create(self, key: str) -> SandboxRef:
-        spec, labels = SandboxSpec(provider=self.service.name), {"caisson_run": "benchmark"}
+    async def _put_away(self) -> None:
+        """Let the provider keep the sandbox, and bring it back so that a command can be run in it."""
+        capabilities, ref = self._provider.capabilities, _have(self._ref)
+        if capabilities.pause:
+            pausing = cast("PausingProvider", self._provider)
+            await pausing.pause(ref)
+            self._ref = await pausing.resume(ref)
+            await self._provider.attach(self._ref)
+        elif capabilities.native_snapshot:
+            imaging = cast("ImagingProvider", self._provider)
+            image = await imaging.make_image(ref)
+            await self._provider.kill(ref)
+            self._ref = await self._create("native", image)
+            sandbox = await self._provider.attach(self._ref)
+            if not await self._keeper(self._store).holds(sandbox, _have(self._snapshot)):
+                raise Fault("the image does not hold what was put away")
+            await imaging.remove_image(image)
+        else:
+            raise Fault("the provider keeps nothing of a sandbox")
+
+    async def _create(self, key: str, image: str | None = None) -> SandboxRef:
+        spec, labels = SandboxSpec(provider=self.service.name, image=image), {"caisson_run": "benchmark"}
         return await self._maker.create(spec, key, environment={}, labels=labels, queue="q")
 
     async def _true(self, sandbox: Sandbox) -> None:

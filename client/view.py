@@ -28,6 +28,7 @@ from contracts.activity_names import (
     OPEN_SANDBOX,
     PREPARE_RUN,
     RESTORE_WORKSPACE,
+    RESUME_SANDBOX,
     RUN_SETUP,
     RUN_SHELL,
     SNAPSHOT_WORKSPACE,
@@ -49,6 +50,7 @@ _ROLES = {
         stub.name: "sandbox"
         for stub in (
             OPEN_SANDBOX,
+            RESUME_SANDBOX,
             RESTORE_WORKSPACE,
             SNAPSHOT_WORKSPACE,
             RUN_SETUP,

@@ -37,7 +37,13 @@ from contracts.prepare import (
     WriteFilesInput,
     WriteFilesResult,
 )
-from contracts.sandbox import CloseSandboxInput, CloseSandboxResult, OpenSandboxInput, OpenSandboxResult
+from contracts.sandbox import (
+    CloseSandboxInput,
+    CloseSandboxResult,
+    OpenSandboxInput,
+    OpenSandboxResult,
+    ResumeSandboxInput,
+)
 
 Input = TypeVar("Input", bound=Contract)
 Result = TypeVar("Result", bound=Contract)
@@ -57,6 +63,7 @@ CALL_MODEL = ActivityStub("call_model", CallModelInput, CallModelResult)
 RECORD_END = ActivityStub("record_end", RecordEndInput, RecordEndResult)
 FETCH_MANIFEST = ActivityStub("fetch_manifest", FetchManifestInput, FetchManifestResult)
 OPEN_SANDBOX = ActivityStub("open_sandbox", OpenSandboxInput, OpenSandboxResult)
+RESUME_SANDBOX = ActivityStub("resume_sandbox", ResumeSandboxInput, OpenSandboxResult)
 RESTORE_WORKSPACE = ActivityStub("restore_workspace", RestoreWorkspaceInput, RestoreWorkspaceResult)
 SNAPSHOT_WORKSPACE = ActivityStub("snapshot_workspace", SnapshotWorkspaceInput, SnapshotWorkspaceResult)
 RUN_SETUP = ActivityStub("run_setup", RunSetupInput, RunSetupResult)

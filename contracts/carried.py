@@ -11,7 +11,7 @@ from contracts.blob import BlobRef
 from contracts.model import NewItem
 from contracts.prepare import PrepareRunResult
 from contracts.run import ArtifactList, RunStatus, StepSummary
-from contracts.sandbox import SandboxRef
+from contracts.sandbox import KeptImage, SandboxRef
 from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget, Usage
 
@@ -56,6 +56,8 @@ class CarriedRun(Contract):
     usage: Usage
     started_at: datetime
     sandbox: SandboxRef | None = None
+    sandbox_paused: bool = False
+    kept_image: KeptImage | None = None
     snapshot: SnapshotRef | None = None
     generation: int = Field(default=0, description="how many sandboxes the run has asked for")
     recoveries: int = 0

@@ -118,13 +118,17 @@ class FetchManifestResult(Contract):
 
 
 class RestoreWorkspaceInput(Contract):
-    """Make the workspace of a new sandbox what it was at a snapshot. With `keep`, what the provider put into it stays."""
+    """Make the workspace of a new sandbox what it was at a snapshot. With `keep`, what the provider put into it stays.
+
+    With `expected` it should be that already, as the sandbox was made of an image of the one before.
+    """
 
     run_id: str
     sandbox: SandboxRef
     agent: BlobRef
     snapshot: SnapshotRef
     keep: bool = False
+    expected: bool = False
 
 
 class RestoreWorkspaceResult(Contract):

@@ -149,16 +149,41 @@ class OpenSandboxResult(Contract):
 
 
 class CloseSandboxInput(Contract):
-    """End a sandbox and everything that runs in it. Closing one that is gone is no error."""
+    """End a sandbox and everything that runs in it. Closing one that is gone is no error.
+
+    With `keep` its provider may pause it instead, or make an image of it first, if it can do that. `image` is one that its
+    provider made before and nobody needs once this sandbox has ended.
+    """
 
     sandbox: SandboxRef
     run_id: str
     egress: BlobRef | None = Field(
         default=None, description="the record of the run's earlier sandboxes, which this one's is added to"
     )
+    keep: bool = False
+    image: str | None = None
 
 
 class CloseSandboxResult(Contract):
-    """The sandbox is gone. `egress` is the record of its connections as JSON lines, if it had a network."""
+    """The sandbox is gone, or `paused`. `egress` is the record of its connections as JSON lines, if it had a network.
+
+    `image` is what its provider made of it: a sandbox made of that has the files that this one had.
+    """
 
     egress: BlobRef | None = None
+    paused: bool = False
+    image: str | None = None
+
+
+class ResumeSandboxInput(Contract):
+    """Let a paused sandbox go on, with all that ran in it."""
+
+    sandbox: SandboxRef
+
+
+class KeptImage(Contract):
+    """An image that a provider made of a sandbox when it was put away. `used`: a sandbox has been made of it."""
+
+    sandbox: SandboxRef
+    image: str
+    used: bool = False

@@ -23,10 +23,15 @@ ExcludePattern = Annotated[str, Field(max_length=1000), AfterValidator(check_exc
 
 
 class SnapshotPolicy(Contract):
-    """What is left out of a run's snapshots, beside what the workspace's own `.caissonignore` names."""
+    """What is left out of a run's snapshots, beside what the workspace's own `.caissonignore` names; and who may keep what."""
 
     exclude: tuple[ExcludePattern, ...] = Field(
         default=(), max_length=MAX_EXCLUDES, description="patterns as .gitignore has them; what they match is gone after a loss"
+    )
+    native: bool = Field(
+        default=True,
+        description="whether a provider that can may keep a sandbox that is put away: paused, or as an image of its own, "
+        "beside the snapshot in the store; false: it is ended, and nothing of it stays at the provider",
     )
 
 

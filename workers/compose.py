@@ -128,6 +128,7 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
     everything: list[Callable[..., Any]] = [
         sandbox.open_sandbox,
         sandbox.close_sandbox,
+        sandbox.resume_sandbox,
         sandbox.run_shell,
         sandbox.apply_patch,
         workspace.restore_workspace,

@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
         PREPARE_RUN,
         RECORD_END,
         RESTORE_WORKSPACE,
+        RESUME_SANDBOX,
         RUN_SETUP,
         RUN_SHELL,
         SNAPSHOT_WORKSPACE,
@@ -61,6 +62,7 @@ _RULES = {
     RECORD_END.name: _Rule(seconds=60, attempts=5),
     FETCH_MANIFEST.name: _Rule(seconds=3600, attempts=5),
     OPEN_SANDBOX.name: _Rule(seconds=300, attempts=10),
+    RESUME_SANDBOX.name: _Rule(seconds=300, attempts=5),
     RESTORE_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     SNAPSHOT_WORKSPACE.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     RUN_SETUP.name: _Rule(seconds=3600, attempts=10, longest_wait=10),
@@ -73,7 +75,7 @@ _RULES = {
     WRITE_FILES.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     DELIVER_OUTPUTS.name: _Rule(seconds=6 * 3600, attempts=10),
     COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
-    CLOSE_SANDBOX.name: _Rule(seconds=120, attempts=3, longest_wait=10),
+    CLOSE_SANDBOX.name: _Rule(seconds=300, attempts=3, longest_wait=10),
 }
 
 

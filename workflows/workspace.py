@@ -155,9 +155,7 @@ class Workspace(Sandboxes):
                 complaints += await self._deliver(prepared, artifacts)
             except ActivityError as error:
                 complaints.append(f"outputs were not collected: {explain_failure(error)[1]}")
-        await self.settle()
-        if self.sandbox is not None:
-            failure = await self._end_sandbox()
-            if failure is not None:
-                complaints.append(f"the sandbox could not be ended: {failure}")
+        failure = await self._end_sandbox()
+        if failure is not None:
+            complaints.append(f"the sandbox could not be ended: {failure}")
         return artifacts, "; ".join(complaints) or None

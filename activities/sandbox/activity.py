@@ -13,6 +13,7 @@ from temporalio import activity
 from activities.agents import AgentReader
 from activities.heartbeat import Beat, beating
 from activities.sandbox.egress_log import keep_egress
+from activities.sandbox.native import make_image, pause, remove_image, resume
 from activities.sandbox.output import decode
 from activities.sandbox.port import InteractiveSandbox, Sandbox, SandboxError
 from activities.sandbox.registry import ProviderRegistry, translate
@@ -22,7 +23,7 @@ from activities.store.blobs import BlobStore
 from activities.tools.patch_activity import patch_workspace
 from activities.tools.shell import read_shell
 from activities.workspace.keeper import WorkspaceKeeper
-from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, OPEN_SANDBOX, RUN_SHELL, Queues
+from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, OPEN_SANDBOX, RESUME_SANDBOX, RUN_SHELL, Queues
 from contracts.agent import ShellTool
 from contracts.model import ToolCallInput, ToolCallResult
 from contracts.sandbox import (
@@ -32,6 +33,7 @@ from contracts.sandbox import (
     CloseSandboxResult,
     OpenSandboxInput,
     OpenSandboxResult,
+    ResumeSandboxInput,
     SandboxRef,
 )
 from contracts.snapshot import SnapshotRef
@@ -86,14 +88,24 @@ class SandboxActivities:
 
     @activity.defn(name=CLOSE_SANDBOX.name)
     async def close_sandbox(self, closing: CloseSandboxInput) -> CloseSandboxResult:
-        """End the sandbox and everything in it, once the record of its connections is kept."""
+        """End the sandbox and everything in it, once the record of its connections is kept; or let its provider keep it."""
         async with beating(), sandbox_errors():
             provider = self._providers.get(closing.sandbox.provider)
+            if closing.keep and await pause(provider, closing.sandbox):
+                return CloseSandboxResult(egress=closing.egress, paused=True)
+            image = await make_image(provider, closing.sandbox) if closing.keep else None
             log = await provider.egress_log(closing.sandbox)
             egress = await keep_egress(self._blobs, closing.sandbox, log, closing.egress)
             await provider.kill(closing.sandbox)
             self._keeper.forget(closing.sandbox)
-            return CloseSandboxResult(egress=egress)
+            await remove_image(provider, closing.image)
+            return CloseSandboxResult(egress=egress, image=image)
+
+    @activity.defn(name=RESUME_SANDBOX.name)
+    async def resume_sandbox(self, given: ResumeSandboxInput) -> OpenSandboxResult:
+        """Let a paused sandbox go on. Doing it again changes nothing."""
+        async with beating(), sandbox_errors():
+            return OpenSandboxResult(sandbox=await resume(self._providers.get(given.sandbox.provider), given.sandbox))
 
     @activity.defn(name=RUN_SHELL.name)
     async def run_shell(self, given: ToolCallInput) -> ToolCallResult:

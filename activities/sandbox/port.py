@@ -80,9 +80,9 @@ class Capabilities:
     lifetime: int | None = None
     """The longest life of a sandbox, in seconds, whatever the spec says; None where the provider sets no end of its own."""
     pause: bool = False
-    """It can stop a sandbox and go on with it later, its processes too."""
+    """It is a `PausingProvider`. Without that a sandbox that nobody needs for a while is ended, and a new one made later."""
     native_snapshot: bool = False
-    """It has snapshots of its own, faster than the harness's; the harness's own work everywhere."""
+    """It is an `ImagingProvider`. Without that, or when the image is gone, a new sandbox's workspace comes from the store."""
     images: bool = False
     """The spec may name an image."""
     options: frozenset[str] = frozenset()
@@ -273,6 +273,38 @@ class SandboxProvider(Protocol):
 
         Also of one that has died, as long as it has not been killed.
         """
+
+
+class PausingProvider(SandboxProvider, Protocol):
+    """A provider that can stop a sandbox and go on with it later, with its processes and what they have in memory."""
+
+    async def pause(self, ref: SandboxRef) -> None:
+        """Stop a sandbox, so that it costs little and its lifetime does not run. Pausing a paused one is no error.
+
+        `list` still finds it, and `kill` ends it. Raises SandboxGone.
+        """
+
+    async def resume(self, ref: SandboxRef) -> SandboxRef:
+        """Let a paused sandbox go on with a whole lifetime before it, and return its handle as it is from then on.
+
+        One that runs goes on running. Raises SandboxGone.
+        """
+
+
+class ImagingProvider(SandboxProvider, Protocol):
+    """A provider that can store what a sandbox has on its disk, and make another sandbox of that.
+
+    Such an image only saves work: what is made of it is compared with the run's snapshot before it is used.
+    """
+
+    async def make_image(self, ref: SandboxRef) -> str:
+        """Store a living sandbox's files and return the name of that, which `image` of a spec can be. Raises SandboxGone.
+
+        An image that nobody removes ends by itself.
+        """
+
+    async def remove_image(self, image: str) -> None:
+        """Remove an image. One that is gone is no error."""
 
 
 def refuse_what_it_cannot(name: str, capabilities: Capabilities, spec: SandboxSpec) -> None:

@@ -39,22 +39,30 @@ WAIT = 20.0
 END_GRACE = 60.0
 """Seconds after a command's own timeout until its sandbox counts as stuck: the supervisor in it should have ended it long ago."""
 MAX_INPUT = 64 << 10
+FORGET = f"rm -rf {STATE} {SCRATCH}*"
+"""Removes what the harness has in a sandbox: jobs, which run no more, helper and nonce."""
+_FORGET_SECONDS = 60.0
 
 
-async def prepare(machine: Machine, environment: Mapping[str, str]) -> None:
+async def prepare(machine: Machine, environment: Mapping[str, str], *, inherited: bool = False) -> None:
     """Make a new machine ready, once, in a provider's `create`: its workspace, nonce (that of `machine.ref`) and environment.
 
-    Done again on a machine that is ready it changes nothing. Raises BadSandboxSpec when the image cannot have a workspace, or
-    `environment` cannot be set.
+    Done again on a machine that is ready it changes nothing. `inherited` says that its image may have been made of another
+    sandbox, and that the provider knows `machine.ref` for the one that it has just made. Raises BadSandboxSpec when the image
+    cannot have a workspace, or `environment` cannot be set.
     """
     variables = settings(environment)
     hello = await say_hello(machine)
     if hello.nonce == machine.ref.nonce and hello.has_helper:
         return
+    script = setup_script(variables, machine.ref.nonce)
     if hello.nonce not in ("", machine.ref.nonce):
-        raise SandboxGone(f"sandbox {machine.ref.id} belongs to somebody else by now")
+        if not inherited:
+            raise SandboxGone(f"sandbox {machine.ref.id} belongs to somebody else by now")
+        await machine.run(FORGET, timeout=_FORGET_SECONDS)
+        hello = await say_hello(machine)
     try:
-        await install(machine, hello.image, setup_script(variables, machine.ref.nonce))
+        await install(machine, hello.image, script)
     except SandboxUnavailable as error:
         if "no-workspace" in str(error):
             raise BadSandboxSpec(

@@ -73,6 +73,8 @@ class WorkspaceActivities:
             def progress(files: int) -> None:
                 beat.details = {"files": files, "of": given.snapshot.files}
 
+            if given.expected and await self._keeper.holds(sandbox, given.snapshot, excludes):
+                return RestoreWorkspaceResult(snapshot=given.snapshot)
             await self._keeper.restore(sandbox, given.snapshot, excludes, keep=given.keep, progress=progress)
             if not given.keep:
                 return RestoreWorkspaceResult(snapshot=given.snapshot)

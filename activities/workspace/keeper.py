@@ -110,6 +110,13 @@ class WorkspaceKeeper:
                 raise SandboxUnavailable(f"the workspace of {sandbox.ref.id} cannot be replaced: {error}") from error
             return count
 
+    async def holds(self, sandbox: Sandbox, ref: SnapshotRef, excludes: tuple[str, ...] = ()) -> bool:
+        """Whether the workspace of a new sandbox is surely what it was at a snapshot: every file is read there, and hashed.
+
+        Raises SandboxError or StoreError.
+        """
+        return (await self.snapshot(sandbox, ref, excludes)).id == ref.id
+
     def forget(self, sandbox: SandboxRef) -> None:
         """Drop what is known of a sandbox that is gone."""
         self._known.pop(sandbox.id + sandbox.nonce, None)

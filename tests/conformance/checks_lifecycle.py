@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
-from activities.sandbox.port import BadSandboxSpec, SandboxGone
+from activities.sandbox.port import BadSandboxSpec, ImagingProvider, PausingProvider, SandboxGone
 from contracts.sandbox import RUN_LABEL
 from tests.conformance.box import Box, elsewhere, labels_of, own, shared
 from tests.conformance.subjects import ENVIRONMENT, Subject
@@ -106,6 +107,42 @@ async def check_its_life_can_be_extended(subject: Subject) -> None:
     box: Box = await shared(subject)
     await box.sandbox.extend(120)
     assert (await box.sh("echo on")).stdout == b"on\n"
+
+
+async def check_a_paused_sandbox_goes_on(subject: Subject) -> str | None:
+    """It is found while it is paused, and goes on with its files and processes; its lifetime begins anew."""
+    if not subject.capabilities.pause:
+        return "the provider cannot pause: a sandbox that is put away is ended, and comes back from the store"
+    async with own(subject) as box:
+        await box.sh("echo kept >kept; (sleep 618.5 >/dev/null 2>&1 &)")
+        provider = cast("PausingProvider", await subject.other())
+        await provider.pause(box.ref)
+        assert box.ref.id in labels_of(await provider.list({"suite": "conformance"}))
+        ref = await provider.resume(box.ref)
+        assert (ref.id, ref.nonce, ref.queue) == (box.ref.id, box.ref.nonce, box.ref.queue)
+        assert ref.expires_at is None or box.ref.expires_at is None or ref.expires_at >= box.ref.expires_at
+        assert await box.text("cat kept") == "kept\n"
+        assert await box.alive("618.5")
+    return None
+
+
+async def check_an_image_brings_the_files_back(subject: Subject) -> str | None:
+    """A sandbox made of another's image has that one's files, and its own nonce; an image can be removed, and again."""
+    if not subject.capabilities.native_snapshot:
+        return "the provider makes no images: a new sandbox gets its files from the store"
+    provider = cast("ImagingProvider", subject.provider)
+    async with own(subject) as box:
+        await box.sh("echo kept >kept; ln -s kept link; mkdir -m 700 shut")
+        image = await provider.make_image(box.ref)
+    try:
+        async with own(subject, subject.spec.model_copy(update={"image": image})) as other:
+            assert other.ref.nonce != box.ref.nonce
+            other.name = box.name
+            assert await other.text("cat kept; readlink link; stat -c %a shut") == "kept\nkept\n700\n"
+    finally:
+        await provider.remove_image(image)
+        await provider.remove_image(image)
+    return None
 
 
 async def check_a_variable_that_cannot_be_is_refused(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.integration.record_histories`: record the histories that the replay test replays.
+"""`python -m tests.integration.record_histories [CASE ...]`: record the histories that the replay test replays.
 
 Run it when a workflow changes in a way that old histories need not follow (with a patch or a new worker version they must), and
 say so in the commit. Names of recorded histories say what happened in them.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from temporalio.client import WorkflowFailureError
 
+from tests.integration.away_support import allow, serving_both, waiting
 from tests.integration.helpers import kill, sandboxes_of
 from tests.integration.stack import QUEUE, Handle, Stack, make_stack
 
@@ -29,13 +31,13 @@ async def approved_and_denied(stack: Stack) -> Handle:
     """A run whose first command is approved and whose patch is denied."""
     approvals = {"tools": {"shell": "prompt", "apply_patch": "prompt"}}
     handle = await stack.start("replay", {"approvals": approvals}, run_id="approved-and-denied")
-    for allow in (True, False):
+    for is_allowed in (True, False):
         status = await stack.until(handle, state="awaiting_approval")
         pending = status["pending_approvals"][0]
         decision = {
             "approval_id": pending["approval_id"],
             "arguments_digest": pending["arguments_digest"],
-            "allow": allow,
+            "allow": is_allowed,
             "by": "ann",
         }
         await handle.execute_update("decide_approval", decision)
@@ -111,6 +113,33 @@ async def forked(stack: Stack) -> Handle:
     return await _closed(await stack.start("on-from-there", run_id="forked", from_checkpoint={"run_id": "origin", "step": 1}))
 
 
+async def with_subagents(stack: Stack) -> Handle:
+    """A run with two subagents whose outputs land in its workspace."""
+    reader = {"name": "reader", "description": "Reads.", "workspace": "inputs"}
+    return await _closed(await stack.start("fan-out", {"name": "lead", "subagents": [reader]}, run_id="with-subagents"))
+
+
+async def paused_at_its_provider(stack: Stack) -> Handle:
+    """A run whose sandbox is paused by its provider, and goes on."""
+    return await _back_from(stack, "e2b", "paused-at-its-provider")
+
+
+async def kept_as_an_image(stack: Stack) -> Handle:
+    """A run whose sandbox is ended, and the next made of an image of it."""
+    return await _back_from(stack, "modal", "kept-as-an-image")
+
+
+async def _back_from(stack: Stack, provider: str, run_id: str) -> Handle:
+    await stack.dev.running["sandbox-worker"].stop()
+    with tempfile.TemporaryDirectory() as directory:
+        async with serving_both(stack, Path(directory)) as away:
+            is_away = away.one_is_paused if provider == "e2b" else away.one_is_kept
+            handle = await waiting(away, provider, is_away, run_id)
+            for step in (2, 3):
+                await allow(stack, handle, step)
+            return await _closed(handle)
+
+
 CASES: tuple[Callable[[Stack], Awaitable[Handle]], ...] = (
     completed,
     approved_and_denied,
@@ -123,7 +152,11 @@ CASES: tuple[Callable[[Stack], Awaitable[Handle]], ...] = (
     recovered,
     put_away,
     forked,
+    with_subagents,
+    paused_at_its_provider,
+    kept_as_an_image,
 )
+"""In their order, as the last ones take the place of the stack's own sandbox worker."""
 
 
 async def _closed(handle: Handle) -> Handle:
@@ -134,13 +167,13 @@ async def _closed(handle: Handle) -> Handle:
     return handle
 
 
-async def main() -> None:
-    """Record every case."""
+async def main(names: Sequence[str]) -> None:
+    """Record the cases of these names, or every case."""
     HISTORIES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         stack = make_stack(Path(directory))
         async with stack.dev:
-            for case in CASES:
+            for case in (case for case in CASES if case.__name__ in names or not names):
                 handle = await case(stack)
                 history = await handle.fetch_history()
                 # No time in the archive, so that recording the same history again changes no byte.
@@ -150,4 +183,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1:]))

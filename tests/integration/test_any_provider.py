@@ -99,6 +99,7 @@ def activities(stack: Stack, found: Mapping[str, Subject]) -> list[Any]:
     return [
         sandbox.open_sandbox,
         sandbox.close_sandbox,
+        sandbox.resume_sandbox,
         sandbox.run_shell,
         sandbox.apply_patch,
         workspace.restore_workspace,

@@ -201,6 +201,44 @@ async def test_a_paused_sandbox_goes_on_when_it_is_attached_to(e2b: Service) -> 
     assert (await machine.run("while [ ! -e late ]; do sleep 0.1; done; cat late", timeout=10)).stdout == b"done\n"
 
 
+async def test_a_resumed_sandbox_has_a_whole_lifetime_again(e2b: Service) -> None:
+    """The time that it stood still does not count, whoever reaches it in between; one that runs goes on running."""
+    ref = await e2b.create(spec=SandboxSpec(provider="e2b", limits=SandboxLimits(lifetime_seconds=10)))
+    await e2b.provider.pause(ref)
+    await e2b.provider.pause(ref)
+    await asyncio.sleep(11)
+    resumed = await e2b.worker().resume(ref)
+    assert resumed.model_copy(update={"expires_at": None}) == ref.model_copy(update={"expires_at": None})
+    assert resumed.expires_at == pytest.approx(time.time() + 10, abs=2)
+    assert (await (await e2b.machine(resumed)).run("echo on", timeout=5)).stdout == b"on\n"
+    again = await e2b.provider.resume(resumed)
+    assert again.expires_at == pytest.approx(time.time() + 10, abs=2)
+
+
+async def test_a_plan_that_allows_less_cuts_the_time_after_a_pause_too(e2b: Service) -> None:
+    """The free plan's hour."""
+    ref = await e2b.create()
+    e2b.account.max_hours = 1
+    await e2b.provider.pause(ref)
+    resumed = await e2b.provider.resume(ref)
+    assert resumed.expires_at == pytest.approx(time.time() + 3600, abs=5)
+
+
+async def test_a_paused_sandbox_is_found_and_can_be_ended(e2b: Service) -> None:
+    """Else one that nobody comes back to would stay for ever."""
+    ref = await e2b.create(labels={"run": "r"})
+    await e2b.provider.pause(ref)
+    assert [one.id for one in await e2b.worker().list({"run": "r"})] == [ref.id]
+    with pytest.raises(SandboxGone):
+        await e2b.provider.resume(ref.model_copy(update={"nonce": "0" * 32}))
+    assert e2b.account.boxes[ref.id].paused
+    await e2b.provider.kill(ref)
+    assert not e2b.account.boxes
+    for work in (e2b.provider.resume, e2b.provider.pause):
+        with pytest.raises(SandboxGone):
+            await work(ref)
+
+
 # The machine
 
 

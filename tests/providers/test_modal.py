@@ -16,7 +16,7 @@ import modal
 import pytest
 from grpclib.const import Status
 
-from activities.sandbox.port import BadSandboxSpec, FileFault, SandboxGone, SandboxUnavailable
+from activities.sandbox.port import BadSandboxSpec, Command, FileFault, SandboxGone, SandboxUnavailable
 from contracts.sandbox import NAMESPACE_LABEL, RUN_LABEL, NetworkPolicy, SandboxLimits, SandboxSpec
 from tests.providers.modal_support import Service, missing, service_in
 
@@ -202,6 +202,52 @@ async def test_an_environment_that_cannot_be_set_leaves_nothing(service: Service
     with pytest.raises(BadSandboxSpec, match="environment"):
         await service.provider.create(SandboxSpec(provider="modal"), "k", environment={"a b": "c"}, labels={}, queue="q")
     assert not service.emulator.account.running()
+
+
+# Images of sandboxes
+
+
+async def test_a_sandbox_is_made_of_the_image_of_another(service: Service) -> None:
+    """It has the other's files, and nothing of the other's harness: nonce, jobs and their output are its own."""
+    ref = await service.create("a")
+    sandbox = await service.provider.attach(ref)
+    job = Command("job", ("sh", "-c", "echo one >kept; chmod 640 kept; echo said"))
+    assert (await sandbox.exec(job)).stdout == b"said\n"
+    image = await service.provider.make_image(ref)
+    await service.provider.kill(ref)
+
+    made = await service.create("b", SandboxSpec(provider="modal", image=image))
+    assert made.nonce != ref.nonce
+    assert await service.create("b", SandboxSpec(provider="modal", image=image)) == made
+    other = await service.worker().attach(made)
+    view = (await other.look(["kept"], 100))["kept"]
+    assert (view.data, view.mode & 0o777) == (b"one\n", 0o640)
+    again = await other.exec(Command("job", ("sh", "-c", "cat kept; echo more >>kept")))
+    assert again.stdout == b"one\n", "the job of this sandbox, not the one that the image remembers"
+    with pytest.raises(SandboxGone):
+        await service.provider.attach(ref)
+
+
+async def test_an_image_is_removed_once(service: Service) -> None:
+    """And nothing is made of it then; the spec that names it is said to be wrong."""
+    ref = await service.create("a")
+    image = await service.provider.make_image(ref)
+    await service.provider.remove_image(image)
+    await service.provider.remove_image(image)
+    assert not service.emulator.account.kept
+    with pytest.raises(BadSandboxSpec, match=image):
+        await service.create("b", SandboxSpec(provider="modal", image=image))
+
+
+async def test_of_a_sandbox_that_is_gone_there_is_no_image(service: Service) -> None:
+    """Nor of another one with its id."""
+    ref = await service.create("a")
+    with pytest.raises(SandboxGone):
+        await service.provider.make_image(ref.model_copy(update={"nonce": "0" * 32}))
+    await service.emulator.kill(ref.id)
+    with pytest.raises(SandboxGone):
+        await service.provider.make_image(ref)
+    assert not service.emulator.account.kept
 
 
 # The machine

@@ -178,6 +178,17 @@ def test_the_bound_on_calls_does_not_depend_on_a_peer() -> None:
     assert (beside["docker_one_changed_bytes"].value, beside["docker_one_changed_bytes"].target) == (2, 9)
 
 
+def test_what_a_provider_does_of_its_own_stands_beside_the_portable_way() -> None:
+    """The portable way begins with the end of the sandbox before; a provider that has nothing of its own has no such figure."""
+    ours = {"close": Cost(2, 0, 0, 1_000), "away_portable": Cost(14, 10, 4, 20_000)}
+    assert metrics_of("e2b", ours, Beside("peer", {"away_portable": Cost(1, 1, 0, 1)})) == {}
+    both = metrics_of("e2b", {**ours, "away_native": Cost(17, 1, 0, 3_000)}, Beside("peer", {}))
+    assert {name: (metric.value, metric.target, metric.is_met) for name, metric in both.items()} == {
+        "e2b_away_requests": (17, 16, False),
+        "e2b_away_bytes": (3, 21, True),
+    }
+
+
 def _event(milliseconds: int, activity: str = "") -> HistoryEvent:
     event = HistoryEvent()
     event.event_time.FromMilliseconds(milliseconds)

@@ -21,7 +21,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from activities.sandbox.machine import Ran, cancellation_heard
@@ -29,14 +29,13 @@ from activities.sandbox.port import (
     BadSandboxSpec,
     Capabilities,
     FileFault,
-    SandboxAuth,
     SandboxError,
     SandboxGone,
-    SandboxQuota,
     SandboxUnavailable,
     refuse_what_it_cannot,
 )
 from activities.sandbox.portable import PortableSandbox, attach, prepare
+from activities.sandbox.providers.e2b_errors import longest_hours, meaning_of
 from contracts.sandbox import WORKSPACE, SandboxLimits, SandboxRef, SandboxSpec
 
 if TYPE_CHECKING:
@@ -48,30 +47,10 @@ _KEY, _NONCE, _QUEUE, _LIFETIME = "caisson_key", "caisson_nonce", "caisson_queue
 _LONGEST = 24 * 3600
 _REQUEST_SECONDS = 60.0
 _UPLOAD_SECONDS = 300.0
+_PAUSE_SECONDS = 180.0
 _OPEN_SECONDS = 30.0
 """The longest wait for a process to be started, of the time that a script has."""
 _SCRIPT_OUTPUT = 1 << 20
-
-_ERRORS: Mapping[str, type[SandboxError]] = {
-    "SandboxNotFoundException": SandboxGone,
-    "SandboxNotRunningException": SandboxGone,  # if the control plane says so too, see `_fault`
-    "GuestUnresponsiveException": SandboxGone,  # what it was paused with cannot be gone on with
-    "AuthenticationException": SandboxAuth,
-    "TemplateException": BadSandboxSpec,
-    "RateLimitException": SandboxUnavailable,
-    "ServiceBusyException": SandboxUnavailable,
-    "TimeoutException": SandboxUnavailable,  # also the parent of SandboxUnreachableException
-}
-"""By the names of the SDK's classes, nearest first; what is not here goes by its HTTP status."""
-_STATUS: Mapping[int, type[SandboxError]] = {401: SandboxAuth, 402: SandboxQuota, 403: SandboxAuth, 410: SandboxGone}
-"""410: the API's answer for a sandbox that was killed, which the SDK has no class for. Anything else may be better later."""
-_OF_THE_SPEC = frozenset({400, 404, 422})
-"""What the API answers when a sandbox is made in a way that it cannot be: 404 for an unknown template."""
-_QUOTA = re.compile(r"concurrent|maximum number|quota", re.IGNORECASE)
-"""Beside the rate of requests, 429 stands for the number of sandboxes that an account may have."""
-_FORBIDDEN = re.compile(r"(403|Code\.PERMISSION_DENIED):")
-"""How errors of the data plane begin, which carry no status."""
-_TOO_LONG = re.compile(r"cannot be greater than (\d+) hours?")
 
 _RUN = f"""
 script=$CAISSON_SCRIPT mark=$CAISSON_MARK; unset CAISSON_SCRIPT CAISSON_MARK
@@ -182,6 +161,19 @@ class E2BMachine:
         return Ran(int(told[1]), base64.b64decode(told[2]), base64.b64decode(told[3]))
 
 
+async def _as_long_as_it_may(ask: Callable[[int], Awaitable[AsyncSandbox]], lifetime: int) -> AsyncSandbox:
+    """Ask for so many seconds of life, or for as many as the plan allows."""
+    from e2b import SandboxException
+
+    try:
+        return await ask(lifetime)
+    except SandboxException as error:
+        hours = longest_hours(error)
+        if hours is None:
+            raise
+        return await ask(hours * 3600)
+
+
 class E2BProvider:
     """Makes, finds and ends the sandboxes of one E2B account.
 
@@ -276,11 +268,27 @@ class E2BProvider:
         return b""
 
     async def pause(self, ref: SandboxRef) -> None:
-        """Stop a sandbox with its processes, until it is attached to again. Raises SandboxGone."""
+        """See PausingProvider."""
         from e2b import AsyncSandbox
 
         async with self.asking("pause", ref.id):
-            await AsyncSandbox.pause(ref.id, **self._options)
+            # Its memory is written to a disk meanwhile, some seconds for each GB.
+            await AsyncSandbox.pause(ref.id, **{**self._options, "request_timeout": _PAUSE_SECONDS})
+
+    async def resume(self, ref: SandboxRef) -> SandboxRef:
+        """See PausingProvider. E2B counts the time that a sandbox may run from here."""
+        from e2b import AsyncSandbox
+
+        info = await self._info(ref.id)
+        if info.metadata.get(_NONCE) != ref.nonce:
+            raise SandboxGone(f"e2b: sandbox {ref.id} is another one by now")
+
+        async def connect(timeout: int) -> AsyncSandbox:
+            return await AsyncSandbox.connect(ref.id, timeout=timeout, **self._options)
+
+        async with self.asking("resume", ref.id):
+            await _as_long_as_it_may(connect, int(info.metadata.get(_LIFETIME, _LONGEST)))
+        return self._ref(await self._info(ref.id))
 
     @contextlib.asynccontextmanager
     async def asking(self, what: str, sandbox_id: str = "", template: str = "") -> AsyncIterator[None]:
@@ -296,15 +304,10 @@ class E2BProvider:
 
     async def _fault(self, error: Exception, what: str, sandbox_id: str, template: str) -> SandboxError:
         names = [cls.__name__ for cls in type(error).__mro__]
-        status = getattr(error, "status_code", None)
         text = str(error).replace(self._key, "[key]")[:600]
-        kind = next((_ERRORS[name] for name in names if name in _ERRORS), None) or _STATUS.get(status or 0, SandboxUnavailable)
-        if (status == 429 or "RateLimitException" in names) and _QUOTA.search(text):
-            kind = SandboxQuota
-        elif _FORBIDDEN.match(text):
-            kind = SandboxAuth
-        if template and (status in _OF_THE_SPEC or (status == 403 and "template" in text) or "InvalidArgumentException" in names):
-            kind, what = BadSandboxSpec, f"sandbox.image {template}: {what}"
+        kind = meaning_of(error, text, is_making=bool(template))
+        if kind is BadSandboxSpec and template:
+            what = f"sandbox.image {template}: {what}"
         if kind is SandboxGone and "SandboxNotRunningException" in names and not await self._has_ended(sandbox_id):
             # Its proxy says the same of a sandbox that has only just been made, or is paused.
             kind = SandboxUnavailable
@@ -338,7 +341,7 @@ class E2BProvider:
         return list(found.values())
 
     async def _make(self, spec: SandboxSpec, metadata: Mapping[str, str]) -> AsyncSandbox:
-        from e2b import AsyncSandbox, SandboxException
+        from e2b import AsyncSandbox
 
         template = spec.image or self._template
         lifetime = min(spec.limits.lifetime_seconds, _LONGEST)
@@ -356,13 +359,7 @@ class E2BProvider:
             )
 
         async with self.asking("make a sandbox", template=template):
-            try:
-                return await make(lifetime)
-            except SandboxException as error:
-                longest = _TOO_LONG.search(str(error))
-                if longest is None:
-                    raise
-                return await make(int(longest[1]) * 3600)
+            return await _as_long_as_it_may(make, lifetime)
 
     async def _connect(self, ref: SandboxRef) -> AsyncSandbox:
         from e2b import AsyncSandbox

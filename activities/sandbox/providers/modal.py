@@ -35,11 +35,12 @@ from activities.sandbox.port import (
     SandboxAuth,
     SandboxError,
     SandboxGone,
-    SandboxQuota,
     SandboxUnavailable,
     refuse_what_it_cannot,
 )
-from contracts.sandbox import WORKSPACE, SandboxRef, SandboxSpec
+from activities.sandbox.providers.modal_errors import Kind, meaning_of
+from activities.sandbox.providers.modal_scripts import GET, PUT, RUN
+from contracts.sandbox import SandboxRef, SandboxSpec
 
 if TYPE_CHECKING:
     from modal import App, Client, Image, Sandbox
@@ -56,44 +57,12 @@ _CPU_REQUEST, _MEMORY_REQUEST = 0.125, 128
 # The SDK tries for a minute to reach the service, and for five to reach a worker. These are the ends of that.
 _OPEN_SECONDS, _REQUEST_SECONDS, _MAKE_SECONDS, _BUILD_SECONDS, _TRANSFER_SECONDS = 10.0, 20.0, 120.0, 900.0, 300.0
 _CHECK_SECONDS = _LATE_SECONDS = 5.0
-_Kind = type[SandboxError]
-_ERRORS: Mapping[str, _Kind] = {
-    **dict.fromkeys(("NotFoundError", "SandboxTerminatedError", "SandboxTimeoutError"), SandboxGone),  # but see `_fault`
-    **dict.fromkeys(("AuthError", "PermissionDeniedError"), SandboxAuth),
-    "ResourceExhaustedError": SandboxQuota,
-    "ConflictError": SandboxUnavailable,  # a child of InvalidError: not now, though it was asked rightly
-    **dict.fromkeys(("InvalidError", "UnimplementedError", "ImageBuildError", "VersionError"), BadSandboxSpec),
-}
-"""By the names of the SDK's classes, nearest first; it makes one of each gRPC status (`modal.exception`). Anything else, such as
-ServiceError, InternalError, ConnectionError or a deadline, may be better later."""
-_TRY_AGAIN = re.compile(r"terminated due to external shut-down|timed out. Please try again")  # an ImageBuildError that passes
+_IMAGE_SECONDS, _IMAGE_LIVES = 120, 7 * 24 * 3600
+"""How long storing a sandbox's files may take, and how long Modal keeps them when nobody removes them."""
 _IDLE = ("sh", "-c", "while :; do sleep 3600; done")
 """The first process of a sandbox. A shell, as it also takes away the dead children that others leave."""
-_SCRIPT_OUTPUT, _PIECE, _ARGUMENTS = 1 << 20, 4 << 20, 48 << 10
+_PIECE, _ARGUMENTS = 4 << 20, 48 << 10
 """The SDK refuses more than 64 KiB of arguments, so a longer script goes through standard input."""
-_RUN = f"""
-script=${{1-$(cat)}} dir=$(mktemp -d) || exit 125
-cd {WORKSPACE} 2>/dev/null || cd /
-sh -c "$script" </dev/null >"$dir/1" 2>"$dir/2"; code=$?
-out=$(wc -c <"$dir/1") err=$(wc -c <"$dir/2")
-[ "$out" -le {_SCRIPT_OUTPUT} ] || out={_SCRIPT_OUTPUT}
-[ "$err" -le {_SCRIPT_OUTPUT} ] || err={_SCRIPT_OUTPUT}
-printf '%s %s %s\\n' "$code" "$((out))" "$((err))"
-head -c "$out" "$dir/1"; head -c "$err" "$dir/2"
-rm -rf "$dir"
-"""
-"""Its output goes through files, so that what it leaves in the background holds nothing up, and comes back in one stream after
-its lengths, so that one that was cut is not taken for the whole."""
-_GET = """
-[ -f "$1" ] || { [ -e "$1" ] && echo 'not a regular file' || echo 'no such file'; exit; }
-size=$(wc -c <"$1") || { echo 'cannot be read'; exit; }
-printf '%s\\n' "$((size))"; exec head -c "$size" "$1"
-"""
-_PUT = """
-exec 2>&1
-cat >"$1.$$" && chmod 644 "$1.$$" && [ "$(wc -c <"$1.$$")" -eq "$2" ] && mv -f "$1.$$" "$1" && echo done && exit
-rm -f "$1.$$"; echo 'cannot be written'
-"""
 
 
 def _tag(text: str) -> str:
@@ -113,7 +82,7 @@ class ModalMachine:
         is_short = len(text) <= _ARGUMENTS
         async with self._provider.asking("run a script", self._sandbox):
             # Modal would end it a little earlier than it says, so that its time could not be told from a kill.
-            process = await self._start(_RUN, *((script,) if is_short else ()), timeout=timeout + _LATE_SECONDS)
+            process = await self._start(RUN, *((script,) if is_short else ()), timeout=timeout + _LATE_SECONDS)
             async with asyncio.timeout(timeout):
                 if not is_short:
                     await _send(process, text)
@@ -134,7 +103,7 @@ class ModalMachine:
         from modal.exception import ConflictError
 
         async with self._provider.asking(f"write {path}", self._sandbox), asyncio.timeout(_TRANSFER_SECONDS):
-            process = await self._start(_PUT, path, str(len(data)), timeout=_TRANSFER_SECONDS)
+            process = await self._start(PUT, path, str(len(data)), timeout=_TRANSFER_SECONDS)
             # Modal's word for a process that has ended before its input has: why, it says itself.
             with contextlib.suppress(ConflictError):
                 await _send(process, data)
@@ -146,7 +115,7 @@ class ModalMachine:
     async def get(self, path: str) -> AsyncIterator[bytes]:
         """See Machine. A stream that is cut, and cannot be taken up again, raises SandboxUnavailable."""
         async with self._provider.asking(f"read {path}", self._sandbox):
-            process = await self._start(_GET, path, timeout=_TRANSFER_SECONDS)
+            process = await self._start(GET, path, timeout=_TRANSFER_SECONDS)
             stream = aiter(process.stdout)
             head, left = b"", -1
             while left != 0:
@@ -199,6 +168,7 @@ class ModalProvider:
         network=frozenset({"none", "open"}),
         limits=frozenset({"lifetime_seconds", "memory_mb", "cpus"}),
         lifetime=_LONGEST,
+        native_snapshot=True,
         images=True,
     )
 
@@ -224,7 +194,7 @@ class ModalProvider:
         sandbox = await self._make(spec, f"caisson-{hashlib.sha256(key.encode()).hexdigest()[:40]}", labels, queue)
         ref = await self._ref(sandbox)
         try:
-            await portable.prepare(ModalMachine(self, sandbox, ref), environment)
+            await portable.prepare(ModalMachine(self, sandbox, ref), environment, inherited=True)
         except BadSandboxSpec:
             await self._end(sandbox)
             raise
@@ -242,9 +212,7 @@ class ModalProvider:
     async def kill(self, ref: SandboxRef) -> None:
         """See SandboxProvider."""
         with contextlib.suppress(SandboxGone):
-            sandbox = await self.find(ref.id)
-            if (await self._ref(sandbox)).nonce == ref.nonce:
-                await self._end(sandbox)
+            await self._end(await self._find_own(ref))
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxRef]:
         """See SandboxProvider."""
@@ -264,6 +232,21 @@ class ModalProvider:
         """See SandboxProvider. Modal keeps no record."""
         return b""
 
+    async def make_image(self, ref: SandboxRef) -> str:
+        """See ImagingProvider."""
+        sandbox = await self._find_own(ref)
+        async with self.asking("make an image", sandbox), asyncio.timeout(_IMAGE_SECONDS + _LATE_SECONDS):
+            return (await sandbox.snapshot_filesystem.aio(timeout=_IMAGE_SECONDS, ttl=_IMAGE_LIVES)).object_id
+
+    async def remove_image(self, image: str) -> None:
+        """See ImagingProvider."""
+        from modal.experimental import image_delete
+
+        client, _ = await self._open()
+        with contextlib.suppress(SandboxGone):
+            async with self.asking(f"remove {image}"), asyncio.timeout(_REQUEST_SECONDS):
+                await image_delete.aio(image, client=client)
+
     async def close(self) -> None:
         """Close the connections. The next call opens them again."""
         if self._client is not None:
@@ -272,7 +255,7 @@ class ModalProvider:
         self._handles.clear()
 
     @contextlib.asynccontextmanager
-    async def asking(self, what: str, of: Sandbox | None = None, missing: _Kind = SandboxGone) -> AsyncIterator[None]:
+    async def asking(self, what: str, of: Sandbox | None = None, missing: Kind = SandboxGone) -> AsyncIterator[None]:
         """Translate what the SDK raises, once. A sandbox's worker is asked, or the control plane: `missing` is its NOT_FOUND."""
         try:
             with cancellation_heard():
@@ -283,14 +266,9 @@ class ModalProvider:
             # Not `from error`, whose text or frames may hold the secret.
             raise await self._fault(error, what, of, missing) from None
 
-    async def _fault(self, error: Exception, what: str, sandbox: Sandbox | None, missing: _Kind) -> SandboxError:
-        names = [cls.__name__ for cls in type(error).__mro__]
+    async def _fault(self, error: Exception, what: str, sandbox: Sandbox | None, missing: Kind) -> SandboxError:
         text = (str(error) or "no answer in time").replace(self._token[1], "[secret]")[:600]
-        kind = next((_ERRORS[name] for name in names if name in _ERRORS), SandboxUnavailable)
-        # With this detail, Modal says when to come back, and so that only the rate of requests is too high.
-        details = [type(detail).__name__ for detail in getattr(error, "_grpc_details", None) or ()]
-        if "RPCRetryPolicy" in details or ("ImageBuildError" in names and _TRY_AGAIN.search(text)):
-            kind = SandboxUnavailable
+        kind = meaning_of(error, text)
         if sandbox is None:
             kind = missing if kind is SandboxGone else kind
             self._app = None  # it may have been stopped, and then another has its name
@@ -301,7 +279,7 @@ class ModalProvider:
                 kind = SandboxGone if await self._has_ended(sandbox) else SandboxUnavailable
             self._handles.pop(sandbox.object_id, None)
             what += f" in {sandbox.object_id}"
-        return kind(f"modal: {what}: {names[0]}: {text}")
+        return kind(f"modal: {what}: {type(error).__name__}: {text}")
 
     async def _has_ended(self, sandbox: Sandbox) -> bool:
         from modal.exception import NotFoundError
@@ -380,6 +358,12 @@ class ModalProvider:
             sandbox = await modal.Sandbox.from_id.aio(sandbox_id, client)
         if sandbox.returncode is not None:
             raise SandboxGone(f"modal: sandbox {sandbox_id} has ended")
+        return sandbox
+
+    async def _find_own(self, ref: SandboxRef) -> Sandbox:
+        sandbox = await self.find(ref.id)
+        if (await self._ref(sandbox)).nonce != ref.nonce:
+            raise SandboxGone(f"modal: sandbox {ref.id} is another one by now")
         return sandbox
 
     async def _end(self, sandbox: Sandbox) -> None:

@@ -109,8 +109,19 @@ class Backing:
         self._holder: asyncio.subprocess.Process | None = None
         self._pid = 0
 
-    async def start(self, argv: Sequence[str]) -> None:
-        """Start it with its first command."""
+    async def copy(self, to: Path) -> None:
+        """Copy its files."""
+        await _copy(self.root, to)
+
+    async def start(self, argv: Sequence[str], files: Path | None = None) -> None:
+        """Start it with its first command; with `files`, on a copy of the files of another."""
+        if files is None:
+            self._make_tree()
+        else:
+            await _copy(files, self.root)
+        await self._start(argv)
+
+    def _make_tree(self) -> None:
         for name in ("usr", "proc", "dev", "tmp", "etc", "root", "run", "var/lib"):
             (self.root / name).mkdir(parents=True)
         (self.root / "tmp").chmod(0o1777)
@@ -119,6 +130,8 @@ class Backing:
                 (self.root / name).symlink_to(f"usr/{name}")
         for name, text in _ETC.items():
             (self.root / "etc" / name).write_text(text)
+
+    async def _start(self, argv: Sequence[str]) -> None:
         read, write = os.pipe()
         shown = [word for path in _SHOWN if os.path.exists(path) for word in ("--ro-bind", path, path)]
         self._holder = await asyncio.create_subprocess_exec(
@@ -181,3 +194,8 @@ class Backing:
             await self._holder.wait()
             self._holder = None
         await asyncio.to_thread(shutil.rmtree, self.root, ignore_errors=True)
+
+
+async def _copy(files: Path, to: Path) -> None:
+    copying = await asyncio.create_subprocess_exec("cp", "-a", str(files), str(to))
+    assert await copying.wait() == 0, "the files of a sandbox could not be copied"

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import re
 import secrets
+import shutil
 import string
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.empty_pb2 import Empty
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from modal_proto import api_pb2 as pb
@@ -61,6 +63,8 @@ class Account:
     """How long a token for a worker says that it is good."""
     apps: dict[str, str] = field(default_factory=dict)
     images: dict[str, pb.Image] = field(default_factory=dict)
+    kept: dict[str, Path] = field(default_factory=dict)
+    """The files of the images that were made of sandboxes."""
     boxes: dict[str, Box] = field(default_factory=dict)
     auth_tokens: set[str] = field(default_factory=set)
     router_tokens: set[str] = field(default_factory=set)
@@ -74,6 +78,14 @@ class Account:
         for process in list(box.processes.values()):
             await process.forget()
         await box.backing.end()
+
+    async def keep(self, box: Box) -> str:
+        """Make an image of a sandbox's files."""
+        image_id = new_id("im")
+        files = self.directory / image_id
+        await box.backing.copy(files)
+        self.images[image_id], self.kept[image_id] = pb.Image(), files
+        return image_id
 
     def running(self) -> list[Box]:
         """Return the living sandboxes, the newest first."""
@@ -95,6 +107,7 @@ class Control:
             "ImageGetOrCreate": self.image,
             "ImageJoinStreaming": self.join_image,
             "ImageFromId": self.image_by_id,
+            "ImageDelete": self.delete_image,
             "SandboxCreateV2": self.create,
             "SandboxGetFromName": self.by_name_v1,
             "SandboxGetFromNameV2": self.by_name,
@@ -170,6 +183,16 @@ class Control:
             raise GRPCError(Status.NOT_FOUND, f"Image {asked.image_id} not found")
         await stream.send_message(pb.ImageFromIdResponse(image_id=asked.image_id))
 
+    async def delete_image(self, stream: Any) -> None:
+        """Delete an image. No sandbox can be made of it any more."""
+        asked: pb.ImageDeleteRequest = await stream.recv_message()
+        if self._account.images.pop(asked.image_id, None) is None:
+            raise GRPCError(Status.NOT_FOUND, f"Image {asked.image_id} not found")
+        files = self._account.kept.pop(asked.image_id, None)
+        if files is not None:
+            await asyncio.to_thread(shutil.rmtree, files)
+        await stream.send_message(Empty())
+
     async def create(self, stream: Any) -> None:
         """Make a sandbox. A name is that of one living sandbox in its app."""
         asked: pb.SandboxCreateV2Request = await stream.recv_message()
@@ -189,7 +212,8 @@ class Control:
         backing = Backing(self._account.directory / box_id)
         box = Box(box_id, new_id("ta", 25) + "V", asked.app_id, asked, backing, time.time(), tags)
         self._account.boxes[box_id] = box
-        await backing.start(list(wanted.entrypoint_args) or ["sleep", "172800"])
+        files = self._account.kept.get(wanted.image_id)
+        await backing.start(list(wanted.entrypoint_args) or ["sleep", "172800"], files)
         box.watcher = asyncio.create_task(self._watch(box))
         await stream.send_message(
             pb.SandboxCreateV2Response(

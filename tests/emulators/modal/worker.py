@@ -46,6 +46,7 @@ class Router:
             "TaskExecStdinWrite": self.write,
             "TaskExecWait": self.wait,
             "TaskExecPoll": self.poll,
+            "TaskSnapshotFilesystem": self.snapshot,
         }
 
     def check(self, name: str, stream: Any) -> None:
@@ -121,6 +122,12 @@ class Router:
         else:
             answer = pb.TaskExecPollResponse(code=code) if code >= 0 else pb.TaskExecPollResponse(signal=-code)
         await stream.send_message(answer)
+
+    async def snapshot(self, stream: Any) -> None:
+        """Make an image of a sandbox's files."""
+        asked: pb.TaskSnapshotFilesystemRequest = await stream.recv_message()
+        image_id = await self._account.keep(self._box(asked.task_id))
+        await stream.send_message(pb.TaskSnapshotFilesystemResponse(image_id=image_id))
 
     async def _while_it_lives(self, task_id: str, work: Any) -> Any:
         """Wait for something, or for the end of the sandbox: NOT_FOUND then."""
