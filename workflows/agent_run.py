@@ -292,12 +292,14 @@ class AgentRun:
         self._shown_at = workflow.now()
         show_progress(state, self._run.step, self._run.usage)
 
-    def _show(self, activity: str) -> None:
-        self._activity = activity
+    def _show(self, activity: str) -> str:
+        """Let people see what the run does, and return what they saw before."""
+        before, self._activity = self._activity, activity
         run = self._carried
         if run is not None:
             recent = [line for step in run.steps[-3:] for line in step.actions]
             workflow.set_current_details(details(self._state, run, activity, recent[-5:]))
+        return before
 
     @workflow.query(description="How the run stands: state, step, usage, open approvals, sandbox, result.")
     def status(self) -> StatusReport:

@@ -120,7 +120,7 @@ class Children:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def let_continue(self, show: Callable[[str], None]) -> bool:
+    async def let_continue(self, show: Callable[[str], object]) -> bool:
         """Whether it is time to continue as new. Not while subagents go on, if that can be: the server would end them."""
         length = workflow.info().get_current_history_length()
         if not workflow.info().is_continue_as_new_suggested() and length <= EVENT_CAP:

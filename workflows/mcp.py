@@ -21,7 +21,7 @@ OPENING_SECONDS = 60.0
 """What a call may take beyond its server's own time: connecting, perhaps more than once."""
 
 
-async def list_tools(run: CarriedRun, run_id: str, show: Callable[[str], None]) -> CarriedRun:
+async def list_tools(run: CarriedRun, run_id: str, show: Callable[[str], object]) -> CarriedRun:
     """Return the run with the tools of its agent's MCP servers, and with what the model must know of servers that are away.
 
     A run whose agent names none is returned as it is. Raises ActivityError for a server that the operator does not have.

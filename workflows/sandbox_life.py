@@ -51,7 +51,7 @@ GONE_WITH_IMAGE = "Processes and sessions that were running are gone, and so may
 class SandboxLife:
     """One run's sandbox: at most one at a time."""
 
-    def __init__(self, queues: Queues, run_id: str, carried: CarriedRun | None, show: Callable[[str], None]) -> None:
+    def __init__(self, queues: Queues, run_id: str, carried: CarriedRun | None, show: Callable[[str], str]) -> None:
         self._queues = queues
         self._run_id = run_id
         self._show = show

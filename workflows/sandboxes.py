@@ -52,7 +52,7 @@ T = TypeVar("T")
 class Sandboxes(SandboxLife):
     """One run's sandboxes, one at a time."""
 
-    def __init__(self, queues: Queues, run_id: str, carried: CarriedRun | None, show: Callable[[str], None]) -> None:
+    def __init__(self, queues: Queues, run_id: str, carried: CarriedRun | None, show: Callable[[str], str]) -> None:
         super().__init__(queues, run_id, carried, show)
         self._lock = asyncio.Lock()
         self._used_at = workflow.now()
@@ -124,6 +124,7 @@ class Sandboxes(SandboxLife):
     async def _ready(self, prepared: PrepareRunResult) -> SandboxRef:
         """Return a sandbox that holds the workspace, made anew where there is none, or its lifetime is about to end."""
         if self._is_ready and self._ends_near is not None and workflow.now() >= self._ends_near:
+            self._show("moving to another sandbox, as the lifetime of this one is about to end")
             await self._put_away(prepared, "The sandbox's lifetime was about to end, so it was replaced by a new one")
         if self._is_paused:
             await self._resume()
@@ -173,10 +174,12 @@ class Sandboxes(SandboxLife):
             if waiting.done() or not self._is_ready or self._is_paused:
                 return
             self._is_leaving = True
+            before = self._show("putting the sandbox away")
             try:
                 await self._put_away(prepared, "The sandbox was put away while the run waited for people, and is a new one now")
+                self._show(f"{before} (the sandbox is {'paused' if self._is_paused else 'put away'})")
             except ActivityError as error:
-                self._show(f"the sandbox could not be put away: {explain_failure(error)[1]}")
+                self._show(f"{before} (the sandbox could not be put away: {explain_failure(error)[1]})")
             finally:
                 self._is_leaving = False
 
@@ -185,7 +188,6 @@ class Sandboxes(SandboxLife):
         sandbox = self.sandbox
         if sandbox is None:
             return
-        self._show("putting the sandbox away")
         try:
             given = SnapshotWorkspaceInput(run_id=self._run_id, sandbox=sandbox, agent=prepared.agent, snapshot=self.snapshot)
             stored = await call(SNAPSHOT_WORKSPACE, given, queue=sandbox.queue, summary="store the workspace", on_host=True)

@@ -37,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
 class Workspace(Sandboxes):
     """One run's workspace."""
 
-    def __init__(self, queues: Queues, run_id: str, carried: CarriedRun | None, show: Callable[[str], None]) -> None:
+    def __init__(self, queues: Queues, run_id: str, carried: CarriedRun | None, show: Callable[[str], str]) -> None:
         super().__init__(queues, run_id, carried, show)
         self._listing: list[str] = []
         self._lazy: BlobRef | None = carried.lazy if carried else None

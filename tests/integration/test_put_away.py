@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from grpclib.const import Status
 
 from tests.integration.away_support import Away, allow, serving_both, waiting
 from tests.integration.helpers import failed_tasks, last_request, outputs_of, scheduled
@@ -44,6 +45,10 @@ async def done(stack: Stack, handle: Handle, step: int = 2) -> tuple[dict[str, A
 async def test_a_paused_sandbox_goes_on_with_its_processes(away: Away) -> None:
     """It is made once and restored never; the time that it is paused is not counted; and it ends with the run."""
     handle = await waiting(away, "e2b", away.one_is_paused)
+    async with asyncio.timeout(10):  # the run hears of it a moment later
+        while "(the sandbox is paused)" not in (status := await handle.query("status"))["activity"]:
+            await asyncio.sleep(0.05)
+    assert status["activity"].startswith("waiting for approval: $ echo two")
     ref = await sandbox_of(handle)
     assert ref is not None and list(away.boxes) == [ref.id], "it is still the run's, so that no sweep takes it"
     # Another worker, after a while: nothing of the old one's memory is needed.
@@ -84,6 +89,38 @@ async def test_a_sandbox_that_cannot_be_paused_is_ended(away: Away) -> None:
     assert "died" in said
     assert "put away" in (await notes_of(away.stack, handle))[0]
     assert away.nothing_is_left()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("answer", ["/pause$", "/connect$"])
+async def test_an_answer_that_is_lost_is_asked_for_again(away: Away, answer: str) -> None:
+    """What was asked for has been done: it is neither undone nor done to another sandbox."""
+    if answer == "/pause$":
+        await away.e2b.fault(answer, drop="after")
+    handle = await waiting(away, "e2b", away.one_is_paused)
+    if answer == "/connect$":
+        await away.e2b.fault(answer, drop="after")
+    result, said = await done(away.stack, handle)
+    assert "lives" in said
+    assert ((await scheduled(handle)).count("open_sandbox"), result["recoveries"]) == (1, 0)
+    assert away.nothing_is_left()
+
+
+@pytest.mark.soak
+async def test_an_image_that_cannot_be_made_costs_a_restore(away: Away) -> None:
+    """And one that cannot be removed is left to end by itself; the run is none the worse."""
+    account = away.modal.emulator.account
+    away.modal.emulator.faults.add("TaskSnapshotFilesystem", status=Status.UNIMPLEMENTED)
+    handle = await waiting(away, "modal", away.nothing_is_left)
+    away.modal.emulator.faults.add("ImageDelete", status=Status.PERMISSION_DENIED)
+    await allow(away.stack, handle, 2)
+    await away.stack.until(handle, 60, step=3)
+    await until(away.one_is_kept, "this time it is kept")
+    _, said = await done(away.stack, handle, 3)
+    assert "died" in said and "cached" not in said
+    assert not account.running()
+    for image in list(account.kept):
+        await away.modal.provider.remove_image(image)
 
 
 async def test_nothing_stays_at_the_provider_when_that_is_not_wanted(away: Away) -> None:

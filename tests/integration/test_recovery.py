@@ -174,8 +174,9 @@ async def test_a_sandbox_is_put_away_while_people_think(mortal: Stack, wait: str
         await mortal.until(handle, state="paused")
     await until(lambda: sandboxes_of(mortal, handle.id) == [], "the sandbox is put away")
     async with asyncio.timeout(10):  # the run hears of it a moment later
-        while (await handle.query("status"))["sandbox"] is not None:
+        while (status := await handle.query("status"))["sandbox"] is not None or "put away" not in status["activity"]:
             await asyncio.sleep(0.05)
+    assert status["activity"].startswith("waiting for approval" if wait == "approval" else "paused by ann")
     if wait == "approval":
         await allow()
     else:

@@ -65,6 +65,8 @@ class Account:
     images: dict[str, pb.Image] = field(default_factory=dict)
     kept: dict[str, Path] = field(default_factory=dict)
     """The files of the images that were made of sandboxes."""
+    snapshots: dict[str, str] = field(default_factory=dict)
+    """The images by the ids that the SDK gives what it asks for, so that asking again makes no second one."""
     boxes: dict[str, Box] = field(default_factory=dict)
     auth_tokens: set[str] = field(default_factory=set)
     router_tokens: set[str] = field(default_factory=set)
@@ -79,9 +81,11 @@ class Account:
             await process.forget()
         await box.backing.end()
 
-    async def keep(self, box: Box) -> str:
+    async def keep(self, box: Box, snapshot_id: str) -> str:
         """Make an image of a sandbox's files."""
-        image_id = new_id("im")
+        if snapshot_id in self.snapshots:
+            return self.snapshots[snapshot_id]
+        image_id = self.snapshots[snapshot_id] = new_id("im")
         files = self.directory / image_id
         await box.backing.copy(files)
         self.images[image_id], self.kept[image_id] = pb.Image(), files

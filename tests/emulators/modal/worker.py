@@ -126,7 +126,7 @@ class Router:
     async def snapshot(self, stream: Any) -> None:
         """Make an image of a sandbox's files."""
         asked: pb.TaskSnapshotFilesystemRequest = await stream.recv_message()
-        image_id = await self._account.keep(self._box(asked.task_id))
+        image_id = await self._account.keep(self._box(asked.task_id), asked.snapshot_id)
         await stream.send_message(pb.TaskSnapshotFilesystemResponse(image_id=image_id))
 
     async def _while_it_lives(self, task_id: str, work: Any) -> Any:
