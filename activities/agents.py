@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from pydantic import ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.json_schemas import check_form as check_form
+from activities.json_schemas import check_schema
 from activities.model.prices import PriceTable
+from activities.plain_yaml import read_yaml
 from activities.store.blobs import BlobStore
 from activities.store.checkpoints import CheckpointStore, NoCheckpoint, RunStart
 from activities.tools.definitions import compose_instructions, uses_sandbox
@@ -36,29 +34,30 @@ from contracts.usage import Budget
 
 
 class AgentDirectory:
-    """Named agents: one YAML file `<name>.yaml` each."""
+    """Named agents: one YAML file `<name>.yaml` each, or `<name>.yml`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def names(self) -> list[str]:
         """Return the names of all agents, sorted."""
-        return sorted(path.stem for path in self._root.glob("*.yaml")) if self._root.is_dir() else []
+        return sorted(self._files())
 
     def load(self, name: str) -> AgentSpec:
         """Read an agent. Raises BadInput naming the file and field, or the names there are."""
-        path = self._root / f"{name}.yaml"
-        if name not in self.names():
-            known = ", ".join(self.names()) or "none"
+        files = self._files()
+        if name not in files:
+            known = ", ".join(sorted(files)) or "none"
             raise BadInput(
-                f"agent: no agent is named {name!r} in {self._root} (there: {known}); correct the name or add {path.name}"
+                f"agent: no agent is named {name!r} in {self._root} (there: {known}); correct the name or add {name}.yaml"
             )
+        path, *others = files[name]
+        if others:
+            raise BadInput(f"agent {name!r}: there are {path} and {others[0]}; remove one of them")
         try:
-            raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"agent {name!r}: {path} cannot be read: {error}") from error
-        except yaml.YAMLError as error:
-            raise BadInput(f"agent {name!r}: {path} is not YAML: {error}") from error
+            raw = read_yaml(path)
+        except BadInput as error:
+            raise BadInput(f"agent {name!r}: {error}") from error
         if not isinstance(raw, dict):
             raise BadInput(f"agent {name!r}: {path} must hold a mapping of the fields of an agent spec")
         if raw.setdefault("name", name) != name:
@@ -67,6 +66,13 @@ class AgentDirectory:
             return AgentSpec.model_validate(raw)
         except ValidationError as error:
             raise BadInput(explain(error, f"agent {name!r} ({path})")) from error
+
+    def _files(self) -> dict[str, list[Path]]:
+        files: dict[str, list[Path]] = {}
+        for ending in (".yaml", ".yml"):
+            for path in self._root.glob(f"*{ending}") if self._root.is_dir() else ():
+                files.setdefault(path.stem, []).append(path)
+        return files
 
 
 def resolve(
@@ -91,12 +97,8 @@ def resolve(
         spec = AgentSpec.model_validate({**spec.model_dump(), **{n: _plain(v) for n, v in overrides.items()}})
     except ValidationError as error:
         raise BadInput(explain(error, "the agent with this run's overrides")) from error
-    _check_schema("output_schema", spec.output_schema)
-    for tool in spec.tools:
-        if isinstance(tool, ActivityTool):
-            _check_schema(f"tools.{tool.name}.parameters", tool.parameters)
-            if tool.parameters.get("type") != "object":
-                raise BadInput(f"tools.{tool.name}.parameters: must describe an object (type: object); arguments are always one")
+    _check_schemas(spec)
+    _check_roles(spec, directory, request.subagent.depth if request.subagent is not None else 0, set())
     inherited = origin.model if origin is not None and request.agent is None else None
     model = request.model or inherited or spec.model or default_model
     return ResolvedAgent(spec=spec, model=model, instructions=compose_instructions(spec))
@@ -106,42 +108,35 @@ def _plain(value: object) -> object:
     return value.model_dump() if hasattr(value, "model_dump") else value
 
 
-def check_form(field: str, schema: Mapping[str, object]) -> None:
-    """Check that something is a JSON Schema that refers to nothing outside of it, without using it. Raises BadInput."""
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        where = ".".join(map(str, error.absolute_path))
-        raise BadInput(f"{field}: not a JSON Schema (2020-12): {where + ': ' if where else ''}{error.message[:300]}") from error
-    resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
-    for ref in _references(schema):
-        if not ref.startswith("#"):
-            raise BadInput(f"{field}: $ref {ref!r} leads outside the schema; write what it stands for into $defs")
-        try:
-            resolver.lookup(ref)
-        except Unresolvable as error:
-            raise BadInput(f"{field}: $ref {ref!r} leads nowhere; correct it, or add what it names to $defs") from error
+def _check_schemas(spec: AgentSpec) -> None:
+    if spec.output_schema is not None:
+        check_schema("output_schema", spec.output_schema)
+    for tool in spec.tools:
+        if isinstance(tool, ActivityTool):
+            check_schema(f"tools.{tool.name}.parameters", tool.parameters)
+            if tool.parameters.get("type") != "object":
+                raise BadInput(f"tools.{tool.name}.parameters: must describe an object (type: object); arguments are always one")
 
 
-def _check_schema(field: str, schema: Mapping[str, object] | None) -> None:
-    if schema is None:
+def _check_roles(spec: AgentSpec, directory: AgentDirectory, depth: int, known: set[str]) -> None:
+    """Check the agents of all roles that can be started here, before a run spends anything. Raises BadInput naming the role.
+
+    Those of a role with a task queue of its own are in the directory of other workers.
+    """
+    if depth >= spec.subagent_limits.depth or spec.subagent_limits.total == 0:
         return
-    check_form(field, schema)
-    try:
-        # Whatever a schema does to any value, such as a $ref that goes round in circles, must show here and not when a model
-        # has been paid for its answer.
-        next(Draft202012Validator(schema).iter_errors({}), None)
-    except RecursionError as error:
-        raise BadInput(f"{field}: its $ref go round in circles; each must come to an end") from error
-
-
-def _references(value: object) -> list[str]:
-    if isinstance(value, list):
-        return [ref for part in value for ref in _references(part)]
-    if not isinstance(value, dict):
-        return []
-    own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-    return own + [ref for part in value.values() for ref in _references(part)]
+    for role in spec.subagents:
+        name = role.agent if isinstance(role.agent, str) else None
+        if role.agent is None or role.task_queue is not None or name in known:
+            continue
+        try:
+            agent = role.agent if isinstance(role.agent, AgentSpec) else directory.load(role.agent)
+            if name is not None:
+                known.add(name)
+            _check_schemas(agent)
+            _check_roles(agent, directory, depth + 1, known)
+        except BadInput as error:
+            raise BadInput(f"subagents.{role.name}: {error}") from None
 
 
 class AgentReader:
@@ -175,12 +170,13 @@ class PrepareActivities:
     @activity.defn(name=PREPARE_RUN.name)
     async def prepare_run(self, given: PrepareRunInput) -> PrepareRunResult:
         """Resolve and store the agent and the task. Raises ApplicationError `BadInput`, never retried."""
-        request = RunInput.model_validate(given.request)
         try:
+            request = RunInput.model_validate(given.request)
             origin, start = await self._origin(request)
             if request.subagent is not None:
                 request, start = await self._as_subagent(request, request.subagent)
-            agent = resolve(request, self._directory, self._default_model, origin)
+            # Files are read and schemas tried, which may take its time.
+            agent = await asyncio.to_thread(resolve, request, self._directory, self._default_model, origin)
             if request.subagent is not None:
                 agent = within(agent, request.subagent)
             price_known = self._prices.of(agent.model) is not None
@@ -189,6 +185,10 @@ class PrepareActivities:
                     f"budget.cost_usd: the price of model {agent.model!r} is unknown, so this limit could not be kept; "
                     "add the model to the price table, or limit budget.tokens instead"
                 )
+        except ValidationError as error:
+            # An agent of a run that an earlier version began, which this one refuses.
+            told = explain(error, "the agent of this run, or of the run that it goes on from,")
+            raise ApplicationError(told, type=ErrorType.BAD_INPUT, non_retryable=True) from None
         except BadInput as error:
             raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from None
         prepared = PrepareRunResult(

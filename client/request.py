@@ -24,8 +24,10 @@ def run_input(task: str | None, file: Path | None, agent: str | None, model: str
     raw = read_json_object(file) if file is not None else {}
     raw |= {name: value for name, value in (("task", task), ("agent", agent), ("model", model)) if value is not None}
     if labels:
-        known = raw.get("labels")
-        raw["labels"] = {**(known if isinstance(known, dict) else {}), **parse_labels(labels)}
+        known = raw.get("labels", {})
+        if not isinstance(known, dict):
+            raise BadInput(f'labels: must be an object such as {{"team": "claims"}}, but {file} has {_kind(known)}')
+        raw["labels"] = {**known, **parse_labels(labels)}
     if "task" not in raw:
         where = f'add "task" to {file}' if file is not None else 'caisson run "Count the lines of ..."'
         raise BadInput(f"task: required, but missing; say what is to be done: {where}")
@@ -52,6 +54,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
         raise BadInput(f"{name}: is nested too deeply") from error
     except _NotJson as error:
         raise BadInput(f"{name}: {error}") from error
+    except ValueError as error:
+        # Python reads no whole number of more digits than its own limit.
+        raise BadInput(f"{name}: holds a number that is too long: {error}; write fewer digits") from error
     if not isinstance(value, dict):
         raise BadInput(f'{name}: must hold a JSON object such as {{"task": "..."}}, but holds {_kind(value)}')
     return value

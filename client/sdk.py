@@ -218,7 +218,18 @@ class RunHandle:
         return await self._tell("decide_approval", ApprovalDecision, decision)
 
     async def cancel(self) -> None:
-        """End the run now: a command in flight is killed, its sandbox is put away, nothing more is collected."""
+        """End the run now: a command in flight is killed, its sandbox is put away, nothing more is collected.
+
+        Raises RunOver for one that has ended, and BadInput for a workflow that is no run: Temporal itself would take either.
+        """
+        described = await self._asked(self._handle.describe())
+        if described.workflow_type != WORKFLOW:
+            raise BadInput(
+                f"{self.run_id!r} is no run (type {WORKFLOW}) but a workflow of type {described.workflow_type}; correct the id, "
+                "or cancel it with Temporal's own command"
+            )
+        if described.close_time is not None:
+            raise run_over(self.run_id)
         await self._asked(self._handle.cancel())
 
     async def result(self) -> RunResult:
@@ -289,11 +300,16 @@ class RunHandle:
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 if "already completed" in error.message:
-                    raise RunOver(f"run {self.run_id!r} is over, so nothing more can be said to it") from error
+                    raise run_over(self.run_id) from error
                 raise run_not_found(self.run_id, self.client.namespace) from error
             if error.status in _NO_WORKER:
                 raise Unanswered(f"run {self.run_id!r}: no workflow worker answers ({error.message}); start one") from error
             raise
+
+
+def run_over(run_id: str) -> RunOver:
+    """Say that a run has ended."""
+    return RunOver(f"run {run_id!r} is over, so nothing more can be said to it")
 
 
 def run_not_found(run_id: str, namespace: str) -> RunNotFound:

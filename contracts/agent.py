@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
-from contracts.base import Contract
+from contracts.base import NOT_BOOLEAN, Contract
 from contracts.manifest import Manifest, check_workspace_path
 from contracts.mcp import BETWEEN, MAX_SERVERS, McpUse, McpWholeServer, server_of
 from contracts.sandbox import SandboxSpec
@@ -17,21 +19,34 @@ from contracts.usage import Budget
 AgentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
 MAX_INSTRUCTIONS = 256 * 1024
+Whole = Annotated[int, NOT_BOOLEAN]
+Number = Annotated[float, NOT_BOOLEAN]
+
+
+def _fits_temporal(name: str) -> str:
+    # What the server refuses only when it is used would fail the workflow task again and again.
+    if not name.strip() or name.startswith("/_sys/") or "\0" in name:
+        raise ValueError("must be a name that is not blank, does not begin with /_sys/ and holds no NUL character")
+    return name
+
+
+TemporalName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_fits_temporal)]
+"""The name of a task queue or an activity."""
 
 
 class ModelSettings(Contract):
     """How the model is asked. Unset fields are left to the service."""
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_output_tokens: int | None = Field(default=None, gt=0)
+    temperature: Annotated[float, Field(ge=0, le=2), NOT_BOOLEAN] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), NOT_BOOLEAN] | None = None
+    max_output_tokens: Annotated[int, Field(gt=0), NOT_BOOLEAN] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     parallel_tool_calls: bool | None = None
     store: bool = Field(default=False, description="allow the service to keep the response")
     background: bool = Field(
         default=False, description="run the call on the service's side, so that a retry picks it up; needs store"
     )
-    timeout_seconds: float = Field(default=600, gt=0, le=3600, description="for one model call")
+    timeout_seconds: Number = Field(default=600, gt=0, le=3600, description="for one model call")
 
     @model_validator(mode="after")
     def _background_needs_store(self) -> ModelSettings:
@@ -44,9 +59,11 @@ class ShellTool(Contract):
     """Run commands in the sandbox with bash."""
 
     type: Literal["shell"] = "shell"
-    timeout_seconds: float = Field(default=120, gt=0, le=24 * 3600, description="for a command that asks for none")
-    max_timeout_seconds: float = Field(default=3600, gt=0, le=24 * 3600, description="the most a command may ask for")
-    output_bytes: int = Field(default=16 * 1024, ge=1024, le=256 * 1024, description="of one command's output given to the model")
+    timeout_seconds: Number = Field(default=120, gt=0, le=24 * 3600, description="for a command that asks for none")
+    max_timeout_seconds: Number = Field(default=3600, gt=0, le=24 * 3600, description="the most a command may ask for")
+    output_bytes: Whole = Field(
+        default=16 * 1024, ge=1024, le=256 * 1024, description="of one command's output given to the model"
+    )
 
 
 class ApplyPatchTool(Contract):
@@ -62,13 +79,13 @@ class ActivityTool(Contract):
     name: ToolName
     description: str = Field(min_length=1, max_length=4096)
     parameters: dict[str, JsonValue] = Field(description="JSON Schema of the arguments object")
-    activity: str = Field(min_length=1, description="the activity's registered name")
-    task_queue: str = Field(min_length=1)
-    timeout_seconds: float = Field(default=300, gt=0, le=24 * 3600)
-    queue_seconds: float = Field(
+    activity: TemporalName = Field(description="the activity's registered name")
+    task_queue: TemporalName
+    timeout_seconds: Number = Field(default=300, gt=0, le=24 * 3600)
+    queue_seconds: Number = Field(
         default=60, gt=0, le=24 * 3600, description="how long a call may wait for a worker of the task queue to take it"
     )
-    max_attempts: int = Field(default=3, gt=0, le=100)
+    max_attempts: Whole = Field(default=3, gt=0, le=100)
 
 
 def _spelled_out(value: Any) -> Any:
@@ -223,13 +240,11 @@ class SubagentRole(Contract):
         description="own: what its agent's manifest names; inputs: the files of its parent's workspace that it is given; "
         "fork: its parent's whole workspace, into which its changes may be merged back",
     )
-    task_queue: str | None = Field(
+    task_queue: TemporalName | None = Field(
         default=None,
-        min_length=1,
-        max_length=100,
         description="where it runs: other workers, hosts or versions; null: as its parent",
     )
-    budget_share: float = Field(
+    budget_share: Number = Field(
         default=0.25,
         gt=0,
         le=1,
@@ -239,14 +254,20 @@ class SubagentRole(Contract):
 
 SUBAGENT_TOOLS = ("spawn_agents", "subagents")
 """The tools that an agent with subagents has beside its own."""
+BUILT_IN = frozenset(("shell", "apply_patch", "fetch_file", *SUBAGENT_TOOLS))
+"""The names of Caisson's own tools, which no activity tool can have."""
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
 class SubagentLimits(Contract):
     """How far an agent may go with subagents."""
 
-    depth: int = Field(default=1, ge=0, le=5, description="levels below the first run; 1: subagents start none themselves")
-    total: int = Field(default=50, ge=0, le=1000, description="subagents in one run, those below them counted as well")
-    parallel: int = Field(default=10, ge=1, le=100, description="that are going on at one time")
+    depth: Whole = Field(default=1, ge=0, le=5, description="levels below the first run; 1: subagents start none themselves")
+    total: Whole = Field(default=50, ge=0, le=1000, description="subagents in one run, those below them counted as well")
+    parallel: Whole = Field(default=10, ge=1, le=100, description="that are going on at one time")
 
 
 class AgentSpec(Contract):
@@ -271,26 +292,23 @@ class AgentSpec(Contract):
 
     @model_validator(mode="after")
     def _role_names_differ(self) -> AgentSpec:
-        names = [role.name for role in self.subagents]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := _twice(role.name for role in self.subagents):
             raise ValueError(f"subagents: the name {twice[0]!r} is used more than once; each role needs its own name")
         return self
 
     @model_validator(mode="after")
     def _server_names_differ(self) -> AgentSpec:
-        names = [use.name for use in self.mcp_servers]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := _twice(use.name for use in self.mcp_servers):
             raise ValueError(f"mcp_servers: the name {twice[0]!r} is used more than once; name each server once")
         return self
 
     @model_validator(mode="after")
     def _tool_names_differ(self) -> AgentSpec:
         names = [*(tool_name(tool) for tool in self.tools), *(SUBAGENT_TOOLS if self.subagents else ())]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := _twice(names):
             raise ValueError(f"tools: the name {twice[0]!r} is used more than once; each tool needs its own name")
+        if taken := sorted(tool.name for tool in self.tools if isinstance(tool, ActivityTool) and tool.name in BUILT_IN):
+            raise ValueError(f"tools: {taken[0]!r} is the name of one of Caisson's own tools; give the activity tool another")
         servers = {use.name for use in self.mcp_servers}
         if clash := sorted(name for name in names if server_of(name) in servers):
             raise ValueError(
@@ -305,22 +323,16 @@ class AgentSpec(Contract):
 
     @model_validator(mode="after")
     def _rules_fit_the_tools(self) -> AgentSpec:
-        kinds: dict[str, str] = {tool_name(tool): tool.type for tool in self.tools}
+        names = [tool_name(tool) for tool in self.tools]
         servers = {use.name for use in self.mcp_servers}
         for number, rule in enumerate(self.approvals.rules):
             where = f"approvals.rules.{number}"
             if server_of(rule.about) in servers:
                 continue
-            if rule.about not in kinds:
+            if rule.about not in names:
                 raise ValueError(
-                    f"{where}: no tool is named {rule.about!r}; the agent has {', '.join(kinds) or 'none'}. "
+                    f"{where}: no tool is named {rule.about!r}; the agent has {', '.join(names) or 'none'}. "
                     "Correct the name, or remove the rule"
-                )
-            wanted = "shell" if rule.command else "apply_patch" if rule.path else "activity"
-            if kinds[rule.about] != wanted:
-                raise ValueError(
-                    f"{where}: the tool {rule.about!r} is of type {kinds[rule.about]}, and its rule is for type {wanted}; "
-                    "write arguments for an activity tool, command for shell, path for apply_patch"
                 )
         return self
 

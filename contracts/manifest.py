@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from contracts.base import Contract
+from contracts.base import CREDENTIAL_NAME, NOT_BOOLEAN, Contract
 from contracts.blob import BlobRef
 
 _CREDENTIAL = re.compile(
     r"(?i)(^sk-[a-z0-9_-]{16,}|^gh[pousr]_[A-Za-z0-9]{20,}|^AKIA[0-9A-Z]{16}$|-----BEGIN [A-Z ]*PRIVATE KEY)"
 )
-_CREDENTIAL_NAME = re.compile(r"(?i)(secret|token|password|passwd|api_?key|credential|private_?key)")
 _ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+MAX_PATH = 4000
+MAX_ENVIRONMENT_VALUE = 100 * 1024
+"""Bytes of one variable: Linux starts no program with one of more than 128 KB."""
 
 
 def check_workspace_path(path: str) -> str:
@@ -30,8 +34,8 @@ def check_workspace_path(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts:
         raise ValueError("a workspace path stays inside the workspace: no '..', and not the workspace itself")
-    if any(len(part.encode()) > 255 for part in parts):
-        raise ValueError("each part of a workspace path is at most 255 bytes")
+    if len(path.encode()) > MAX_PATH or any(len(part.encode()) > 255 for part in parts):
+        raise ValueError(f"a workspace path is at most {MAX_PATH} bytes, and each part of it at most 255")
     return "/".join(parts)
 
 
@@ -39,6 +43,12 @@ def _no_nul(path: str) -> str:
     if "\0" in path:
         raise ValueError("a path holds no NUL character")
     return path
+
+
+def _not_blank(command: str) -> str:
+    if not command.strip():
+        raise ValueError("a command is not blank; write it, or leave the line out")
+    return command
 
 
 def check_url(url: str) -> str:
@@ -50,7 +60,7 @@ def check_url(url: str) -> str:
         raise ValueError("give a URL such as https://host/path or ssh://git@host/path")
     if parts.password or (parts.scheme != "ssh" and parts.username):
         raise ValueError("a URL holds no credential: put it into a secret, and name that in `secret`")
-    if _CREDENTIAL.search(url) or any(_CREDENTIAL_NAME.search(name) for name, _ in parse_qsl(parts.query)):
+    if _CREDENTIAL.search(url) or any(CREDENTIAL_NAME.search(name) for name, _ in parse_qsl(parts.query)):
         raise ValueError("it looks as if it held a credential; put that into a secret, and name it in `secret`")
     return url
 
@@ -60,7 +70,8 @@ FileMode = Annotated[str, Field(pattern=r"^0?[0-7]{3}$", description="in octal, 
 GitUrl = Annotated[str, Field(max_length=2000), AfterValidator(check_url)]
 EndpointUrl = Annotated[str, Field(max_length=2000, pattern=r"^https?://"), AfterValidator(check_url)]
 BucketName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$")]
-SetupCommand = Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_no_nul)]
+SetupCommand = Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_no_nul), AfterValidator(_not_blank)]
+Count = Annotated[int, Field(gt=0), NOT_BOOLEAN]
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 """The name of a secret. Its value is known to the tools worker alone."""
 Glob = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_no_nul)]
@@ -83,8 +94,8 @@ class SelectedEntry(EntryOptions):
         default=(), max_length=MAX_GLOBS, description="only files that one of these fits; none: all"
     )
     exclude: tuple[Glob, ...] = Field(default=(), max_length=MAX_GLOBS, description="no files that one of these fits")
-    max_bytes: int | None = Field(default=None, gt=0, description="of this entry, within the manifest's limits")
-    max_files: int | None = Field(default=None, gt=0, description="of this entry, within the manifest's limits")
+    max_bytes: Count | None = Field(default=None, description="of this entry, within the manifest's limits")
+    max_files: Count | None = Field(default=None, description="of this entry, within the manifest's limits")
 
 
 class InlineEntry(EntryOptions):
@@ -179,8 +190,8 @@ class OutputSpec(Contract):
 class ManifestLimits(Contract):
     """Bounds on what is put into the workspace."""
 
-    max_bytes: int = Field(default=2 * 1024**3, gt=0)
-    max_files: int = Field(default=100_000, gt=0)
+    max_bytes: Count = 2 * 1024**3
+    max_files: Count = 100_000
     setup_seconds: float = Field(default=600, gt=0, le=24 * 3600, description="for each command of `setup`")
 
 
@@ -210,11 +221,18 @@ class Manifest(Contract):
 
     @model_validator(mode="after")
     def _entries_do_not_overlap(self) -> Manifest:
-        paths = sorted(self.entries)
-        for path in paths:
-            inside = next((other for other in paths if other.startswith(path + "/")), None)
-            if inside is not None:
+        # Sorted by their parts, what lies inside a path follows right after it.
+        paths = sorted(self.entries, key=lambda path: path.split("/"))
+        for path, inside in pairwise(paths):
+            if inside.startswith(path + "/"):
                 raise ValueError(f"entries {path!r} and {inside!r} overlap; give each its own place")
+        return self
+
+    @model_validator(mode="after")
+    def _outputs_differ(self) -> Manifest:
+        twice = next((output.path for output, times in Counter(self.outputs).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(f"outputs: {twice!r} is given more than once for the same place; remove one of them")
         return self
 
     @model_validator(mode="after")
@@ -222,8 +240,17 @@ class Manifest(Contract):
         for name, value in self.environment.items():
             if not _ENVIRONMENT_NAME.fullmatch(name):
                 raise ValueError(f"environment name {name!r} is not a valid variable name")
+            if name == "HOME":
+                raise ValueError(
+                    "environment HOME is the sandbox's own; take it out, or set it within a command: HOME=/tmp/x make"
+                )
+            if len(value) > MAX_ENVIRONMENT_VALUE or len(value.encode()) > MAX_ENVIRONMENT_VALUE:
+                raise ValueError(
+                    f"environment {name} is longer than {MAX_ENVIRONMENT_VALUE} bytes, which no program could be started with; "
+                    "put it into a file with an entry of type inline"
+                )
             if "\0" in value:
                 raise ValueError(f"environment {name} holds a NUL character")
-            if _CREDENTIAL_NAME.search(name) or _CREDENTIAL.search(value):
+            if CREDENTIAL_NAME.search(name) or _CREDENTIAL.search(value):
                 raise ValueError(f"environment {name} looks like a credential; the sandbox never holds one")
         return self

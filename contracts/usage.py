@@ -6,10 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from contracts.base import Contract
+from contracts.base import NOT_BOOLEAN, Contract
 
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_COUNTED, MOST_MEASURED = 10**12, 10**9
+"""The largest limits: of steps and tokens, and of seconds and dollars. A clock or a share of more could not be computed."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=MOST_COUNTED), NOT_BOOLEAN]
+PositiveFloat = Annotated[float, Field(gt=0, le=MOST_MEASURED), NOT_BOOLEAN]
 
 
 class Budget(Contract):
@@ -80,9 +83,9 @@ class Usage(Contract):
 
 
 def extend(budget: Budget, more: BudgetExtension) -> Budget:
-    """Return `budget` with each given extension added; unlimited stays unlimited."""
+    """Return `budget` with each given extension added, up to the largest limit there is; unlimited stays unlimited."""
     changes = {
-        name: getattr(budget, name) + added
+        name: min(getattr(budget, name) + added, MOST_COUNTED if name in ("steps", "tokens") else MOST_MEASURED)
         for name, added in more.model_dump(exclude_none=True).items()
         if getattr(budget, name) is not None
     }

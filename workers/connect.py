@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +52,7 @@ class InputConverter(PydanticPayloadConverter):
                 non_retryable=True,
             )
         try:
-            return super().from_payloads(payloads, type_hints)
+            return super().from_payloads(payloads if type_hints else list(map(_written_once, payloads)), type_hints)
         except (ValueError, KeyError, RuntimeError) as error:
             if type_hints:
                 raise
@@ -59,6 +61,33 @@ class InputConverter(PydanticPayloadConverter):
                 type=ErrorType.BAD_INPUT,
                 non_retryable=True,
             ) from error
+
+
+class _GivenTwice(ValueError):
+    """A field stands twice in one object."""
+
+
+def _written_once(payload: Payload) -> Payload:
+    """Return a payload without a byte order mark. Raises _GivenTwice for JSON in which one of two values would be lost."""
+    if payload.metadata.get("encoding") != b"json/plain":
+        return payload
+    data = payload.data.removeprefix(codecs.BOM_UTF8)
+    try:
+        json.loads(data, object_pairs_hook=_no_duplicates)
+    except _GivenTwice:
+        raise
+    except (ValueError, RecursionError):
+        pass  # what else is wrong with it is told by the converter that reads it
+    return Payload(metadata=payload.metadata, data=data)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise _GivenTwice(f"the field {name[:200]!r} is given twice in one object; keep one of them")
+        result[name] = value
+    return result
 
 
 def _reason(error: Exception) -> str:

@@ -43,6 +43,7 @@ _STORES = {
 }
 _FORMS = "give a directory, " + ", ".join(_STORES.values())
 _ACCOUNT, _BUCKET = re.compile(r"[a-z0-9-]{1,64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+_SCHEME = re.compile(r"[A-Za-z0-9+]+:")
 _STORE_PREFIX = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|$))(?:[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*)?")
 
 
@@ -58,7 +59,13 @@ class StorePlace:
     @classmethod
     def parse(cls, place: str) -> StorePlace:
         """Read a CAISSON_STORE. Raises ValueError saying what is expected."""
+        if not place or place != place.strip() or re.search(r"[\x00-\x1f\x7f]", place):
+            raise ValueError(f"it is empty, or has white space around it or control characters in it; {_FORMS}")
         kind, found, rest = place.partition("://")
+        if kind == "file" and found and not rest.startswith("/"):
+            raise ValueError("file:// has a whole path behind it, such as file:///var/lib/caisson; or give the directory alone")
+        if not found and _SCHEME.match(place):
+            raise ValueError(f"this is neither a store nor a directory; {_FORMS}, or ./ before a directory of this name")
         if not found or kind == "file":
             return cls("local", place.removeprefix("file://"))
         if kind not in _STORES:

@@ -23,9 +23,10 @@ from workflows.desk import Desk
 from workflows.workspace import Workspace
 
 with workflow.unsafe.imports_passed_through():
-    from pydantic import JsonValue
+    from pydantic import JsonValue, ValidationError
 
     from contracts.activity_names import TAKE_RESULTS, ErrorType
+    from contracts.base import explain
     from contracts.carried import CarriedRun, ChildReport
     from contracts.prepare import PrepareRunResult, RolePlan, TakeResultsInput, TakeResultsResult
     from contracts.run import RunInput, RunResult, RunStatus, SubagentLink, sparse
@@ -35,6 +36,10 @@ CHILD_TOOLS = frozenset({"spawn_agents", "subagents"})
 TOLD_CHARS = 64 * 1024
 """Characters of all answers together that one call tells; each has an equal part."""
 SIGNAL = "from_parent"
+MOST_REASON = 2000
+"""Characters of a reason that a subagent takes: one with more would go unheard."""
+MOST_ID = 1000
+"""Bytes of a run's id. Temporal refuses a longer one again and again, and the run would hang."""
 EVENT_CAP = 10_000
 """Events after which a run continues as new even if the server does not suggest it (the server's limit is 51,200)."""
 MOST_EVENTS = 35_000
@@ -138,6 +143,8 @@ class Children:
         twice = [name for name in names if name in self._names or names.count(name) > 1]
         if twice:
             return f"The name {twice[0]!r} is used already; give each subagent a name of its own"
+        if any(len(f"{self._run_id}/{name}".encode()) > MOST_ID for name in names):
+            return f"A subagent's run id, which is this run's with its name, would be over {MOST_ID} bytes; take shorter names"
         if plan.depth_left == 0:
             return "subagent_limits.depth: this run may start no subagents; do the work yourself"
         if len(asked) > left:
@@ -201,8 +208,8 @@ class Children:
         return [one["name"] for one in asked]
 
     async def _follow(self, child: Child) -> None:
-        request = RunInput(task=child.ask["task"], agent=child.role.agent_name, subagent=child.link)
         try:
+            request = RunInput(task=child.ask["task"], agent=child.role.agent_name, subagent=child.link)
             result = await workflow.execute_child_workflow(
                 "AgentRun",
                 sparse(request),
@@ -217,6 +224,9 @@ class Children:
             result = RunResult(status=RunStatus.FAILED, reason=f"a run with the id {child.run_id} is going on already")
         except ChildWorkflowError as error:
             result = _result_of(error)
+        except ValidationError as error:
+            # Nobody waits for this task: what it raised would be lost, and its parent would wait for ever.
+            result = RunResult(status=RunStatus.FAILED, reason=explain(error, "what it was given"))
         finally:
             self._going.pop(child.name, None)
         self._spend(result.usage)
@@ -242,7 +252,7 @@ class Children:
                 self._signal_stop(self._going[name], "by its parent")
         if waits is None:
             return self._standing(), False
-        names = list(waits) if isinstance(waits, list) else [*self._ended, *self._going]
+        names = list(dict.fromkeys(waits)) if isinstance(waits, list) else [*self._ended, *self._going]
         return await self._tell(prepared, names, every=waits != "any"), False
 
     def _standing(self) -> str:
@@ -273,7 +283,7 @@ class Children:
         told = []
         for report in reports:
             told.append(_told(report, await self._bring(report, prepared), part))
-            del self._ended[report.name]
+            self._ended.pop(report.name, None)
         told += [f"subagent {name}: going on" for name in names if name in self._going]
         return "\n\n".join(told) or "no subagents are going on"
 
@@ -313,7 +323,8 @@ class Children:
         if not child.is_stopping:
             child.is_stopping = True
             workflow.logger.debug("stopping subagent %s", child.name)
-            asyncio.create_task(self._signal(child, {"stop": {"by": "its parent", "reason": why}}))  # noqa: RUF006
+            said: JsonValue = {"stop": {"by": "its parent", "reason": why[:MOST_REASON]}}
+            asyncio.create_task(self._signal(child, said))  # noqa: RUF006
 
     async def _signal(self, child: Child, said: JsonValue) -> None:
         try:

@@ -41,14 +41,17 @@ def judge(answer: CallModelResult, counters: Counters, *, more_to_say: bool) -> 
             return Judged(counters, RunStatus.REFUSED, f"the model declined: {text[:500]}" if text else "the model declined")
         case "incomplete":
             fault = f"Your last answer was cut off ({answer.incomplete_reason or 'a limit'}). Nothing in it was carried out."
-            return _nudge(counters, fault + " Go on in smaller pieces.", f"the answer was cut off: {answer.incomplete_reason}")
+            reason = f"the answer was cut off: {answer.incomplete_reason}"
+            return _nudge(counters, fault + " Go on in smaller pieces.", reason, "raise max_output_tokens")
         case "final":
             if answer.text is None:
                 note = "Your last answer held neither text nor a tool call. Call a tool, or answer with the result."
-                return _nudge(counters, note, "the model gave empty answers")
+                remedy = "check the agent's model and instructions"
+                return _nudge(counters, note, "the model gave empty answers", remedy)
             if answer.schema_fault is not None:
                 return _schema_fault(answer.schema_fault, counters)
-            return Judged(counters) if more_to_say else Judged(counters, RunStatus.COMPLETED)
+            # A good answer ends every row of bad ones.
+            return Judged(Counters()) if more_to_say else Judged(counters, RunStatus.COMPLETED)
 
 
 def _tools(answer: CallModelResult, counters: Counters) -> Judged:
@@ -65,15 +68,15 @@ def _tools(answer: CallModelResult, counters: Counters) -> Judged:
     return Judged(counted)
 
 
-def _nudge(counters: Counters, note: str, reason: str) -> Judged:
+def _nudge(counters: Counters, note: str, reason: str, remedy: str) -> Judged:
     counted = counters.model_copy(update={"empty_or_cut": counters.empty_or_cut + 1})
     if counted.empty_or_cut > MAX_EMPTY_OR_CUT:
-        return Judged(counted, RunStatus.FAILED, f"{reason} ({MAX_EMPTY_OR_CUT + 1} times in a row); raise max_output_tokens")
+        return Judged(counted, RunStatus.FAILED, f"{reason} ({MAX_EMPTY_OR_CUT + 1} times in a row); {remedy}")
     return Judged(counted, notes=(NoteItem(text=Text(inline=note)),))
 
 
 def _schema_fault(fault: str, counters: Counters) -> Judged:
-    counted = counters.model_copy(update={"schema_faults": counters.schema_faults + 1})
+    counted = Counters(schema_faults=counters.schema_faults + 1)
     if counted.schema_faults > MAX_SCHEMA_FAULTS:
         return Judged(
             counted, RunStatus.FAILED, f"output_schema: the answer does not satisfy it, also after a correction: {fault}"

@@ -21,8 +21,8 @@ from contracts.manifest import check_workspace_path
 from contracts.mcp import all_of
 from contracts.model import ToolCall
 from contracts.sandbox import WORKSPACE
-from workflows.shell_danger import danger_of, program_of
-from workflows.shell_words import SimpleCommand, Unreadable, mentions, read_commands
+from workflows.shell_danger import danger_of, program_of, runs_input
+from workflows.shell_words import SimpleCommand, Unreadable, Word, mentions, mentions_after_e, read_pipelines, same_program
 
 _TOO_LONG = "the arguments are too long for the rules to read"
 _STRICTNESS = (Verdict.ALLOW, Verdict.PROMPT, Verdict.FORBID)
@@ -106,7 +106,8 @@ def _shell_parts(arguments: dict[str, JsonValue]) -> Iterator[_Part]:
         yield _Session() if typed is None else _Opaque(str(typed), "what is typed at a session is never covered by a rule")
         return
     try:
-        yield from map(_Simple, read_commands(str(command)))
+        for pipeline in read_pipelines(str(command)):
+            yield from (_Simple(one, pipeline[:place]) for place, one in enumerate(pipeline))
     except Unreadable as unreadable:
         yield _Opaque(str(command), f"it cannot be read for certain: it has {unreadable}")
 
@@ -145,9 +146,10 @@ class _Opaque:
 
 @dataclass(frozen=True)
 class _Simple:
-    """One program with its arguments."""
+    """One program with its arguments, and the commands before it in its pipeline, which may write what it runs."""
 
     command: SimpleCommand
+    piped: tuple[SimpleCommand, ...] = ()
     doubt: str = ""
 
     @cached_property
@@ -165,9 +167,16 @@ class _Simple:
 
     def touched_by(self, rule: ApprovalRule) -> Ruling | None:
         for pattern in rule.command_words:
-            if _may_be(pattern, self.command) or (self.runs_others and _may_run(pattern, self.command)):
+            if _may_be(pattern, self.command) or (self.runs_others and self._may_run(pattern)):
                 return Ruling(rule.verdict, rule.reason)
         return None
+
+    def _may_run(self, pattern: Sequence[str]) -> bool:
+        """Return whether a command that may run others may run what a pattern is about: its arguments or its input name it."""
+        if _names(pattern, self.command):
+            return True
+        program = pattern[0].rsplit("/", 1)[-1]
+        return runs_input(self.command) and any(mentions(_text_of(one), program) for one in self.piped)
 
 
 def _written_out(pattern: Sequence[str], command: SimpleCommand) -> frozenset[int] | None:
@@ -185,7 +194,8 @@ def _written_out(pattern: Sequence[str], command: SimpleCommand) -> frozenset[in
 def _may_be(pattern: Sequence[str], command: SimpleCommand) -> bool:
     """Return whether a command may be what a pattern is about, wherever its program is, with options before the other words."""
     program, *wanted = pattern
-    if program not in (command[0].text, command[0].text.rsplit("/", 1)[-1], program_of(command)):
+    name = command[0].text.rsplit("/", 1)[-1]
+    if program not in (command[0].text, name, program_of(command)) and not same_program(program, name):
         return False
     exact = wanted[-1:] == ["$"]
     wanted = wanted[:-1] if exact else wanted
@@ -200,13 +210,19 @@ def _may_be(pattern: Sequence[str], command: SimpleCommand) -> bool:
     return all(word.glob or want in ("*", word.text) for want, word in zip(wanted, words, strict=False))
 
 
-def _may_run(pattern: Sequence[str], command: SimpleCommand) -> bool:
-    """Return whether a command that may run others may run what a pattern is about: its arguments name it."""
+def _names(pattern: Sequence[str], command: SimpleCommand) -> bool:
+    """Return whether the arguments of a command name what a pattern is about."""
     program, *wanted = pattern
-    arguments = " ".join(word.text for word in command[1:])
+    name = program.rsplit("/", 1)[-1]
+    arguments = _text_of(command[1:])
+    if mentions(arguments, name) or (program_of(command) == "sed" and mentions_after_e(arguments, name)):
+        return True
     named = [word for word in wanted if word not in ("*", "$")]
-    itself = program_of(command) == program and bool(named)
-    return mentions(arguments, program.rsplit("/", 1)[-1]) or (itself and all(mentions(arguments, word) for word in named))
+    return program_of(command) == program and bool(named) and all(mentions(arguments, word) for word in named)
+
+
+def _text_of(words: Sequence[Word]) -> str:
+    return " ".join(word.text for word in words)
 
 
 _FILE_MARKER = re.compile(r"\*\*\*\s*(?:add file|update file|delete file|move to)\s*:", re.I)

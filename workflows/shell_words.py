@@ -56,10 +56,15 @@ _KEYWORDS: Final = re.compile("if|then|else|elif|fi|for|while|until|do|done|case
 
 def read_commands(text: str) -> tuple[SimpleCommand, ...]:
     """Return the simple commands that bash runs for `text`, in order. Raises Unreadable when that is not certain."""
+    return tuple(command for pipeline in read_pipelines(text) for command in pipeline)
+
+
+def read_pipelines(text: str) -> tuple[tuple[SimpleCommand, ...], ...]:
+    """Return the same commands, together with those whose output they get."""
     hidden = _HIDDEN.search(text)
     if hidden is not None:
         raise Unreadable(f"a character that is not shown (U+{ord(hidden[0]):04X})")
-    return _Reader(text).commands()
+    return _Reader(text).pipelines()
 
 
 class _Reader:
@@ -67,8 +72,10 @@ class _Reader:
         self._text = text
         self._at = 0
 
-    def commands(self) -> tuple[SimpleCommand, ...]:
+    def pipelines(self) -> tuple[tuple[SimpleCommand, ...], ...]:
+        pipelines: list[tuple[SimpleCommand, ...]] = []
         commands: list[SimpleCommand] = []
+        number = 0
         words: list[Word] = []
         redirected = False
         awaited = False
@@ -83,17 +90,21 @@ class _Reader:
                 continue
             if words:
                 commands.append(tuple(words))
-                if len(commands) > MAX_COMMANDS:
+                number += 1
+                if number > MAX_COMMANDS:
                     raise Unreadable(f"more than {MAX_COMMANDS} commands")
                 awaited = operator in ("&&", "||", "|", "|&")
+                if operator not in ("|", "|&"):
+                    pipelines.append(tuple(commands))
+                    commands = []
             elif operator != "\n" or redirected:
                 raise Unreadable(f"no command before {operator!r}")
             words, redirected = [], False
             if self._at == len(self._text):
                 break
-        if awaited or not commands:
-            raise Unreadable("no command at its end" if commands else "no command in it")
-        return tuple(commands)
+        if awaited or not number:
+            raise Unreadable("no command at its end" if number else "no command in it")
+        return tuple(pipelines)
 
     def _take(self, pattern: re.Pattern[str]) -> str | None:
         found = pattern.match(self._text, self._at)
@@ -186,12 +197,50 @@ _UNQUOTED: Final = re.compile(r"\\\n|[\\'\"]")
 _EXPANSION: Final = re.compile(r"\$(?:\{[^}]*\}|\w+|[@*#?!$-])")
 
 
+_VERSION: Final = re.compile(r"[-_.]?\d[\d.]*[a-z]?$")
+
+
+def without_version(name: str) -> str:
+    """Return a program's name without the version at its end: `python` of `python3.11`."""
+    return _VERSION.sub("", name) or name
+
+
+def same_program(one: str, other: str) -> bool:
+    """Return whether two names may be one program: they are equal but for a version that one says less exactly."""
+    first, second = without_version(one), without_version(other)
+    begins = one[len(first) :], other[len(second) :]
+    return first == second and (begins[0].startswith(begins[1]) or begins[1].startswith(begins[0]))
+
+
 def mentions(text: str, program: str) -> bool:
-    """Return whether an unreadable text may run `program`: its name is a word of it, with or without quotes and expansions."""
-    return any(program in view and re.search(rf"(?<![\w.-]){re.escape(program)}(?![\w.-])", view) for view in _views(text))
+    """Return whether a text may run `program`: its name is a word of it, with or without quotes, expansions and a version.
+
+    The name may also follow the letter of an option without a space, as in `su -crm`.
+    """
+    bare = without_version(program)
+    named = re.compile(rf"(?:(?<![\w.-])|(?<![\w.-])-[A-Za-z0-9]+?){_versions_of(program)}(?![\w.-])")
+    return any(bare in view and named.search(view) for view in _views(text))
+
+
+def mentions_after_e(text: str, program: str) -> bool:
+    """Return whether a script of sed may run `program`, whose name may follow the `e` of sed without a space."""
+    return any(re.search(rf"e{_versions_of(program)}(?![\w.-])", view) for view in _views(text))
+
+
+def _versions_of(program: str) -> str:
+    bare = without_version(program)
+    any_version = rf"{re.escape(program)}(?:[-_.]?\d[\d.]*)?"
+    return any_version if bare == program else f"(?:{any_version}|{re.escape(bare)})"
 
 
 @lru_cache(maxsize=16)
 def _views(text: str) -> tuple[str, ...]:
     unquoted = _UNQUOTED.sub("", text)
-    return text, unquoted, _EXPANSION.sub("", unquoted), _EXPANSION.sub(" ", unquoted)
+    expanded = [_EXPANSION.sub(to, text) for to in ("", " ")]
+    return (
+        text,
+        unquoted,
+        *(_EXPANSION.sub(to, unquoted) for to in ("", " ")),
+        # Also in the other order: in r$z'm' the quote ends the expansion's name.
+        *(_UNQUOTED.sub("", one) for one in expanded),
+    )

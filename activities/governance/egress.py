@@ -21,6 +21,7 @@ from activities.governance.egress_http import (
     onward_request,
     read_target,
     returned_response,
+    without_data,
 )
 from activities.governance.egress_log import EgressLog, Entry
 from activities.governance.egress_policy import EgressPolicy, Refused, normal_host
@@ -115,7 +116,7 @@ class Proxy:
             await answer(conversation, client, refusal.status, refusal.reason)
         except h11.RemoteProtocolError as error:
             if not entry.allowed:
-                self._log.refuse(entry, f"not a proper request: {error}")
+                self._log.refuse(entry, f"not a proper request: {without_data(error)}")
             await answer(conversation, client, error.error_status_hint, f"not a proper request: {error}")
         except Failed as failure:
             self._log.refuse(entry, failure.reason, "failed")

@@ -18,6 +18,10 @@ METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OP
 
 _AUTHORITY = re.compile(rb"(?P<host>\[[^\]@/]*\]|[^\[\]@/?#:\\%]+)(?::(?P<port>[0-9]{1,5}))?")
 _ABSOLUTE = re.compile(rb"(?i:http)://(?P<authority>[^/?#]+)(?P<rest>[/?][^#]*)?")
+_RECORDABLE = re.compile(rb"(?:[^/?#\\]*@)?(?P<host>[A-Za-z0-9._:\[\]-]*)")
+"""An authority of which the host may be recorded: nothing in it is a path or a query."""
+_QUOTED = re.compile(r"[:\s]*(?:bytearray\(|b['\"])")
+"""Where h11 begins to quote what it got."""
 _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"http2-settings"}
 )
@@ -44,7 +48,8 @@ def read_target(request: h11.Request) -> Target:
             raise Refused("CONNECT needs a host and a port", 400)
         return Target("CONNECT", host, port, b"")
     if request.method not in METHODS:
-        raise Refused(f"the proxy of this sandbox does not know the method {_shown(request.method[:20])}", 405)
+        known = ", ".join(sorted(method.decode() for method in METHODS))
+        raise Refused(f"the proxy of this sandbox does not know this method (known: CONNECT, {known})", 405)
     found = _ABSOLUTE.fullmatch(request.target)
     if found is None:
         raise Refused("this is a proxy: it takes CONNECT host:port, or a request for http://host/path", 400)
@@ -100,11 +105,26 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byt
 def _authority(text: bytes) -> tuple[str, int | None]:
     found = _AUTHORITY.fullmatch(text)
     if found is None:
-        raise Refused(f"{_shown(text[:SHOWN_HOST])} does not name a host, or a host and a port", 400)
+        raise Refused(_fault_of(text), 400)
     port = int(found["port"]) if found["port"] is not None else None
     if port is not None and not 0 < port < 65536:
         raise Refused(f"{port} is no port", 400)
     return found["host"].decode("latin-1"), port
+
+
+def _fault_of(text: bytes) -> str:
+    """Say what is wrong with an authority. The words are recorded, so no password, path or query of it may be in them."""
+    found = _RECORDABLE.fullmatch(text)
+    if found is None:
+        return "what stands in the place of a host does not name one, or a host and a port"
+    if b"@" in text:
+        return f"there is a user name before the host {_shown(found['host'][:SHOWN_HOST])}; send it in a header instead"
+    return f"{_shown(found['host'][:SHOWN_HOST])} does not name a host, or a host and a port"
+
+
+def without_data(error: h11.RemoteProtocolError) -> str:
+    """Return what h11 says of a request, without the bytes of it that it quotes."""
+    return _QUOTED.split(str(error), maxsplit=1)[0]
 
 
 def _shown(text: bytes) -> str:

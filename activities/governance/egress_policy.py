@@ -56,6 +56,8 @@ GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 """All that IANA gives out. Outside are ::1, IPv4-mapped and -compatible, unique local, site-local, multicast and the rest."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: an IPv4 address in the last 32 bits, which is what counts."""
+_IN_LAST_BITS = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+"""IPv4-compatible addresses, and NAT64 within an operator's own network (RFC 8215)."""
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
@@ -73,8 +75,9 @@ def address_fault(text: str, private: Iterable[Network] = ()) -> str | None:
         inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         fault = address_fault(str(inner), private)
         return f"{address} stands for {inner}: {fault}" if fault else None
-    if any(address in network for network in METADATA):
-        return f"{address} is a link-local or metadata address"
+    for one in (address, *_embedded(address)):
+        if any(one in network for network in METADATA):
+            return f"{address} is a link-local or metadata address" + ("" if one == address else f" ({one})")
     if any(address in network for network in private):
         return None
     if address.version == 6 and address not in GLOBAL_UNICAST:
@@ -82,6 +85,16 @@ def address_fault(text: str, private: Iterable[Network] = ()) -> str | None:
     if any(address in network for network in SPECIAL) or not address.is_global:
         return f"{address} is not a public address"
     return None
+
+
+def _embedded(address: Address) -> list[ipaddress.IPv4Address]:
+    """Return the IPv4 addresses that an IPv6 address may stand for."""
+    if not isinstance(address, ipaddress.IPv6Address):
+        return []
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _IN_LAST_BITS):
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+    return [one for one in found if one is not None]
 
 
 def normal_host(text: str) -> str:

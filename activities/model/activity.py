@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -12,13 +13,15 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.agents import AgentReader
+from activities.governance.redaction import Redactor
 from activities.heartbeat import Beat, beating
-from activities.model.calls import BadJson, read_calls, read_json, schema_faults, unique_call_ids
+from activities.model.calls import BadJson, JudgedCall, judge_calls, read_json, schema_faults, store_calls, unique_call_ids
 from activities.model.client import Answer, ask_in_background, ask_streaming
 from activities.model.entries import entries_of
-from activities.model.errors import translate
+from activities.model.errors import ReplyFault, translate
 from activities.model.prices import PriceTable
-from activities.model.request import Reply, build_request, read_reply, sendable
+from activities.model.reply import Reply, read_reply, sent_back
+from activities.model.request import build_request
 from activities.model.transcript import Entry, TranscriptStore
 from activities.store.blobs import BlobStore
 from activities.store.checkpoints import CheckpointStore
@@ -42,6 +45,8 @@ class ModelActivities:
         self._agents = AgentReader(blobs)
         self._transcripts = TranscriptStore(blobs)
         self._checkpoints = CheckpointStore(blobs)
+        # Some endpoints repeat the key that they refuse.
+        self._hide = Redactor([client.api_key, client.base_url.password])
 
     @activity.defn(name=CALL_MODEL.name)
     async def call_model(self, call: CallModelInput) -> CallModelResult:
@@ -69,12 +74,11 @@ class ModelActivities:
         started = time.monotonic()
         answer = await self._ask(agent, request, call.key, beat)
         seconds = time.monotonic() - started
-        reply = read_reply(answer.response)
-        output, repeated = unique_call_ids(reply.output, _call_ids(entries))
+        reply, calls, schema_fault = await self._read(agent, answer, _call_ids(entries))
         usage = reply.usage.model_copy(update={"cost_usd": self._prices.cost(agent.model, reply.usage)})
         head = await self._transcripts.append(
             call.head,
-            (*new, *(Entry(call.step, "model", sendable(item)) for item in output)),
+            (*new, *(Entry(call.step, "model", sent_back(item)) for item in reply.output)),
             {
                 "step": call.step,
                 "response_id": reply.id,
@@ -86,15 +90,15 @@ class ModelActivities:
         )
         return CallModelResult(
             head=head,
-            items_total=len(entries) + len(new) + len(output),
+            items_total=len(entries) + len(new) + len(reply.output),
             response_id=reply.id,
             finish=reply.finish,
             incomplete_reason=reply.incomplete_reason,
             text=await self._blobs.put_text(reply.text, _ANSWER_INLINE) if reply.text else None,
-            calls=await read_calls(output, definitions(agent), repeated, self._blobs),
+            calls=await store_calls(calls, self._blobs),
             usage=usage,
             seconds=round(seconds, 3),
-            schema_fault=_schema_fault(agent, reply),
+            schema_fault=schema_fault,
             model=reply.model,
             model_label=answer.label,
         )
@@ -109,7 +113,23 @@ class ModelActivities:
             raise
         except Exception as error:  # noqa: BLE001 - translate() decides what each means
             # The message holds the causes; a chain of stack traces would only bury it.
-            raise translate(error) from None
+            raise translate(error, hide=self._hide) from None
+
+    async def _read(self, agent: ResolvedAgent, answer: Answer, taken: set[str]) -> tuple[Reply, list[JudgedCall], str | None]:
+        try:
+            # A long answer takes its time, and other runs' calls and heartbeats go on meanwhile.
+            return await asyncio.to_thread(_read, agent, answer, taken)
+        except Exception as error:  # noqa: BLE001 - whatever a model wrote: it is asked again, a bounded number of times
+            fault = ReplyFault(f"the answer cannot be read: {type(error).__name__}: {error}")
+            raise translate(fault, hide=self._hide) from None
+
+
+def _read(agent: ResolvedAgent, answer: Answer, taken: set[str]) -> tuple[Reply, list[JudgedCall], str | None]:
+    """Return an answer, its calls, and how it does not satisfy the output schema. `taken` are the call ids used so far."""
+    reply = read_reply(answer.response, agent.model)
+    output, repeated = unique_call_ids(reply.output, taken)
+    calls = judge_calls(output, definitions(agent), repeated)
+    return replace(reply, output=tuple(output)), calls, _schema_fault(agent, reply)
 
 
 def _checkpoint_before(call: CallModelInput) -> Checkpoint:

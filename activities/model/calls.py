@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator
 from pydantic import JsonValue
 
+from activities.json_schemas import validator_of
+from activities.model.shown import shortened
 from activities.model.transcript import Item
 from activities.store.blobs import BlobStore
 from contracts.base import canonical_json, sha256_hex
@@ -29,7 +32,12 @@ MAX_DEPTH = 100
 """Levels of JSON that a model may nest; pydantic, which carries it on, refuses more than about 200."""
 
 _MAX_DIGITS = 300
-_PATCH_LINE = re.compile(r"^\*\*\* (Add|Update|Delete) File: (.+?)\s*$", re.MULTILINE)
+_LONGEST_CALL_ID = 64
+_LONGEST_FAULT = 300
+_LONGEST_LINE = 120
+_MOST_FAULTS = 1000
+_PATCH_LINE = re.compile(r"\*\*\*\s*(?:(add|update|delete) file|move to)\s*:", re.I)
+"""The lines of a patch that name files, read as loosely as `apply_patch` itself reads them."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -59,38 +67,62 @@ def unique_call_ids(output: Sequence[Item], taken: set[str]) -> tuple[list[Item]
     """Rename calls whose id was used before, so that every output finds its call.
 
     Returns the items, and the ids of calls that repeated an id *within* this answer: which of the two was meant is unknown.
-    Some servers start counting anew with each answer; an id known from an earlier answer is only renamed.
+    Some servers start counting anew with each answer; an id known from an earlier answer is only renamed. No id is longer than
+    the API takes.
     """
     result: list[Item] = []
     repeated: set[str] = set()
-    here: set[str] = set()
+    here: dict[str, int] = {}
     known = set(taken)
     for item in output:
         if item.get("type") not in ("function_call", "custom_tool_call"):
             result.append(item)
             continue
         asked = str(item.get("call_id") or "call")
-        call_id, n = asked, 1
+        # Counted on from the last one with this id: a thousand calls with one id are a thousand looks.
+        n = here.get(asked, 1)
+        call_id = asked[:_LONGEST_CALL_ID] if n == 1 else _numbered(asked, n)
         while call_id in known:
             n += 1
-            call_id = f"{asked}~{n}"
+            call_id = _numbered(asked, n)
         if asked in here:
             repeated.add(call_id)
-        here.add(asked)
+        here[asked] = n
         known.add(call_id)
         result.append(item if call_id == item.get("call_id") else {**item, "call_id": call_id})
     return result, repeated
 
 
-async def read_calls(
-    output: Sequence[Item], tools: Mapping[str, ToolDefinition], repeated: set[str], blobs: BlobStore
-) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer in order. `output` has unique call ids."""
+def _numbered(call_id: str, n: int) -> str:
+    ending = f"~{n}"
+    return call_id[: _LONGEST_CALL_ID - len(ending)] + ending
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """A call of an answer: `arguments` as they are carried out, or `fault`, and then `raw` as the model wrote them."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+    raw: str
+    fault: str | None
+    reads_store: bool
+    unknown_tool: bool
+
+
+def judge_calls(output: Sequence[Item], tools: Mapping[str, ToolDefinition], repeated: set[str]) -> list[JudgedCall]:
+    """Return the calls of an answer in order. `output` has unique call ids. For a long answer this takes its time."""
     asked = [item for item in output if item.get("type") in ("function_call", "custom_tool_call")]
-    return tuple([await _read(item, n, tools, repeated, blobs) for n, item in enumerate(asked)])
+    return [_judge(item, n, tools, repeated) for n, item in enumerate(asked)]
 
 
-async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeated: set[str], blobs: BlobStore) -> ToolCall:
+async def store_calls(calls: Iterable[JudgedCall], blobs: BlobStore) -> tuple[ToolCall, ...]:
+    """Return calls as the run carries them, their arguments in the store where they are long."""
+    return tuple([await _store(call, blobs) for call in calls])
+
+
+def _judge(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeated: set[str]) -> JudgedCall:
     call_id, name = str(item["call_id"]), str(item.get("name") or "")
     raw = item.get("arguments", item.get("input"))
     raw = raw if isinstance(raw, str) else json.dumps(raw)
@@ -108,16 +140,20 @@ async def _read(item: Item, n: int, tools: Mapping[str, ToolDefinition], repeate
         except BadJson as error:
             fault = f"{name}: bad arguments: {error}; nothing was run, correct them and call again"
     reads_store = name in _STORE_READERS or (name in tools and tools[name].is_foreign)
-    canonical = canonical_json(arguments).decode() if fault is None else _SURROGATE.sub("\ufffd", raw)
+    return JudgedCall(call_id, name, arguments, raw, fault, reads_store, name not in tools)
+
+
+async def _store(call: JudgedCall, blobs: BlobStore) -> ToolCall:
+    canonical = canonical_json(call.arguments).decode() if call.fault is None else _SURROGATE.sub("\ufffd", call.raw)
     return ToolCall(
-        call_id=call_id,
-        name=name[:200],
+        call_id=call.call_id,
+        name=call.name[:200],
         # An activity tool gets its arguments in history, where somebody else's worker can read them; the others read the store.
-        arguments=await blobs.put_text(canonical, INLINE_LIMIT if reads_store else MAX_ACTIVITY_ARGUMENTS),
+        arguments=await blobs.put_text(canonical, INLINE_LIMIT if call.reads_store else MAX_ACTIVITY_ARGUMENTS),
         arguments_digest=sha256_hex(canonical.encode()),
-        summary=summarise(name, arguments),
-        fault=fault,
-        unknown_tool=name not in tools,
+        summary=summarise(call.name, call.arguments),
+        fault=call.fault,
+        unknown_tool=call.unknown_tool,
     )
 
 
@@ -132,18 +168,24 @@ def parse_arguments(raw: str, schema: dict[str, Any], check: Check = lambda argu
     misfit = check(value)
     faults = [misfit] if misfit else schema_faults(value, schema)
     if faults:
-        raise BadJson(faults[0])
+        raise BadJson(shortened(faults[0], _LONGEST_FAULT))
     return value
 
 
 def schema_faults(value: JsonValue, schema: dict[str, Any]) -> list[str]:
     """Return how a value does not fit a schema, a line each, in the order of their places."""
     try:
-        faults = sorted(Draft202012Validator(schema).iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
+        found = itertools.islice(validator_of(schema).iter_errors(value), _MOST_FAULTS)
+        faults = sorted(found, key=lambda e: list(map(str, e.absolute_path)))
     except RecursionError:
         return ["cannot be checked: the schema's $ref go round in circles"]
+    except Exception as error:  # noqa: BLE001 - whatever a schema does, an answer that was paid for is not asked for again
+        return [f"cannot be checked against the schema: {error}"[:_LONGEST_FAULT]]
     places = [".".join(map(str, fault.absolute_path)) for fault in faults]
-    return [f"{place + ': ' if place else ''}{fault.message[:300]}" for place, fault in zip(places, faults, strict=True)]
+    return [
+        f"{shortened(place, _LONGEST_FAULT) + ': ' if place else ''}{fault.message[:_LONGEST_FAULT]}"
+        for place, fault in zip(places, faults, strict=True)
+    ]
 
 
 _KINDS = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -204,13 +246,21 @@ def summarise(name: str, arguments: Mapping[str, Any]) -> str:
     elif name == "shell" and isinstance(arguments.get("session"), str):
         line = f"session {arguments['session']}: {_said_to_session(arguments)}"
     elif name == "apply_patch" and isinstance(arguments.get("patch"), str):
-        files = [f"{verb[0]} {path}" for verb, path in _PATCH_LINE.findall(arguments["patch"])]
-        line = "apply_patch " + ", ".join(files)
+        line = "apply_patch " + _files_of(arguments["patch"])
     else:
         shown = canonical_json(dict(arguments)).decode() if arguments else ""
         line = f"{name}({shown})"
-    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
-    return line if len(line) <= 120 else line[:117] + "..."
+    return shortened("".join(c if c.isprintable() else "\ufffd" for c in line[: _LONGEST_LINE + 1]), _LONGEST_LINE)
+
+
+def _files_of(patch: str) -> str:
+    files = ""
+    for line in patch.split("\n"):
+        if (marker := _PATCH_LINE.match(line)) is not None and len(files) <= _LONGEST_LINE:
+            verb = marker[1]
+            files += f"{', ' if files else ''}{verb[0].upper()} " if verb else " -> "
+            files += line[marker.end() :].strip()
+    return files
 
 
 def _said_to_session(arguments: Mapping[str, Any]) -> str:
@@ -243,9 +293,8 @@ def _countable(digits: str) -> int:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadJson(f"gives {twice!r} twice")
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise BadJson(f"gives {twice[:200]!r} twice")
     return result
 
 

@@ -49,11 +49,14 @@ def load_prices(path: Path | None) -> PriceTable:
     """Read a price file, or the table that comes with the product. Raises BadInput naming file and field."""
     name = str(path) if path else "the built-in price table"
     try:
-        text = path.read_text() if path else resources.files("activities.model").joinpath("prices.yaml").read_text()
+        place = path if path else resources.files("activities.model").joinpath("prices.yaml")
+        text = place.read_text(encoding="utf-8")
         return PriceTable.model_validate(yaml.safe_load(text))
     except OSError as error:
         raise BadInput(f"price file {name}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise BadInput(f"price file {name} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"price file {name} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
     except ValidationError as error:
         raise BadInput(explain(error, f"price file {name}")) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"price file {name} is not YAML: {error}") from error

@@ -7,12 +7,14 @@ it was produced for, or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from activities.model.transcript import Item
 
 INTERRUPTED = "interrupted: this call was aborted before it gave an output; it may have had an effect"
-_CALLS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-_OUTPUTS = set(_CALLS.values())
+CALLS: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+"""The kinds of calls, and of the output that each has."""
+OUTPUTS: Final = frozenset(CALLS.values())
 
 
 def repair(items: Sequence[Item]) -> list[Item]:
@@ -27,7 +29,7 @@ def repair(items: Sequence[Item]) -> list[Item]:
 def _with_one_output_each(items: Sequence[Item]) -> list[Item]:
     outputs: dict[str, Item] = {}
     for item in items:
-        if item.get("type") in _OUTPUTS:
+        if item.get("type") in OUTPUTS:
             outputs.setdefault(str(item.get("call_id")), item)
     result: list[Item] = []
     waiting: list[Item] = []
@@ -36,25 +38,25 @@ def _with_one_output_each(items: Sequence[Item]) -> list[Item]:
         if waiting and not _is_models(item):
             result += [_output_of(call, outputs) for call in waiting]
             waiting = []
-        if item.get("type") in _OUTPUTS:
+        if item.get("type") in OUTPUTS:
             continue
         result.append(item)
-        if item.get("type") in _CALLS:
+        if item.get("type") in CALLS:
             waiting.append(item)
     return result + [_output_of(call, outputs) for call in waiting]
 
 
 def _output_of(call: Item, outputs: dict[str, Item]) -> Item:
     found = outputs.get(str(call.get("call_id")))
-    kind = _CALLS[call["type"]]
-    return found if found is not None and found["type"] == kind else _interrupted(call)
+    # An output is recorded without regard to how the model spelt its call.
+    return {**found, "type": CALLS[call["type"]]} if found is not None else _interrupted(call)
 
 
 def _without_lone_reasoning(items: Iterable[Item]) -> list[Item]:
     result: list[Item] = []
     for item in items:
-        if not _is_answer(item):
-            while result and result[-1].get("type") == "reasoning" and item.get("type") != "reasoning":
+        if not _is_models(item):
+            while result and result[-1].get("type") == "reasoning":
                 result.pop()
         result.append(item)
     while result and result[-1].get("type") == "reasoning":
@@ -62,13 +64,10 @@ def _without_lone_reasoning(items: Iterable[Item]) -> list[Item]:
     return result
 
 
-def _is_answer(item: Item) -> bool:
-    return item.get("type") in _CALLS or (item.get("type") == "message" and item.get("role") == "assistant")
-
-
 def _is_models(item: Item) -> bool:
-    return _is_answer(item) or item.get("type") == "reasoning"
+    """Whether an item is part of an answer: all but outputs and what others said, also kinds that are not known here."""
+    return item.get("role", "assistant") == "assistant" and item.get("type") not in OUTPUTS
 
 
 def _interrupted(call: Item) -> Item:
-    return {"type": _CALLS[call["type"]], "call_id": call.get("call_id"), "output": INTERRUPTED}
+    return {"type": CALLS[call["type"]], "call_id": call.get("call_id"), "output": INTERRUPTED}

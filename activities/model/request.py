@@ -1,32 +1,14 @@
-"""Building a request of the Responses API, and reading its reply."""
+"""Building a request of the Responses API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
-
-from openai.types.responses import Response
+from collections.abc import Iterable
+from typing import Any
 
 from activities.model.repair import repair
-from activities.model.transcript import Entry, Item
+from activities.model.transcript import Entry
 from activities.tools.definitions import definitions
-from contracts.blob import whole_characters
 from contracts.prepare import ResolvedAgent
-from contracts.usage import CallUsage
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A whole answer: its items as they go into the transcript, and what kind of answer it is."""
-
-    id: str
-    output: tuple[Item, ...]
-    finish: Literal["tools", "final", "refused", "incomplete"]
-    incomplete_reason: str | None
-    text: str
-    usage: CallUsage
-    model: str
 
 
 def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, step: int) -> dict[str, Any]:
@@ -63,90 +45,47 @@ def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, s
     return {"model": agent.model, "extra_body": body}
 
 
-def read_reply(response: Response) -> Reply:
-    """Read a response whose status is `completed` or `incomplete`."""
-    output = tuple(_input_form(item.model_dump(mode="json", exclude_unset=True)) for item in response.output)
-    text, refusal = _texts(output)
-    reason = response.incomplete_details.reason if response.incomplete_details else None
-    finish: Literal["tools", "final", "refused", "incomplete"]
-    if response.status == "incomplete":
-        finish = "refused" if reason == "content_filter" else "incomplete"
-        # A call that was cut short must never run: its arguments may be only the beginning of what was meant.
-        output = tuple(item for item in output if item["type"] not in ("function_call", "custom_tool_call"))
-    elif any(item["type"] in ("function_call", "custom_tool_call") for item in output):
-        finish = "tools"
-    elif refusal is not None and not text:
-        finish = "refused"
-    else:
-        finish = "final"
-    return Reply(response.id, output, finish, reason, text or refusal or "", _usage(response), response.model)
-
-
-def _input_form(item: Item) -> Item:
-    """An output item as it is sent back. `status` is the service's own; some endpoints refuse it in a request."""
-    # Arguments stay as they came until they are judged: a repaired one would run something else than the model wrote.
-    return {
-        name: value if name in ("arguments", "input") else sendable(value)
-        for name, value in item.items()
-        if name != "status" and value is not None
-    }
-
-
-def sendable(value: Any) -> Any:
-    """Return a JSON value in which every string can be encoded.
-
-    A model may write half of a surrogate pair. Left as it is, no later request of the run could be sent.
-    """
-    if isinstance(value, str):
-        return whole_characters(value)
-    if isinstance(value, list):
-        return [sendable(part) for part in value]
-    if isinstance(value, dict):
-        return {name: sendable(part) for name, part in value.items()}
-    return value
-
-
-def _texts(output: Sequence[Item]) -> tuple[str, str | None]:
-    texts: list[str] = []
-    refusals: list[str] = []
-    for item in output:
-        for part in item.get("content") or () if item["type"] == "message" else ():
-            if part.get("type") == "output_text":
-                texts.append(part.get("text") or "")
-            elif part.get("type") == "refusal":
-                refusals.append(part.get("refusal") or "")
-    return "".join(texts), "".join(refusals) if refusals else None
-
-
-def _usage(response: Response) -> CallUsage:
-    usage = response.usage
-    if usage is None:
-        return CallUsage()
-    # Compatible servers leave the details out, whatever the type says.
-    cached = getattr(usage.input_tokens_details, "cached_tokens", None) or 0
-    reasoning = getattr(usage.output_tokens_details, "reasoning_tokens", None) or 0
-    return CallUsage(
-        input_tokens=usage.input_tokens or 0,
-        cached_input_tokens=cached,
-        output_tokens=usage.output_tokens or 0,
-        reasoning_tokens=reasoning,
-    )
-
-
 def _text_format(schema: dict[str, Any] | None) -> dict[str, Any] | None:
     if schema is None:
         return None
     return {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": _is_strict(schema)}}
 
 
-def _is_strict(schema: Any) -> bool:
-    """Whether the service's strict mode accepts a schema: every object closed, and all its properties required."""
-    if isinstance(schema, list):
-        return all(map(_is_strict, schema))
-    if not isinstance(schema, dict):
-        return True
-    if schema.get("type") == "object" or "properties" in schema:
-        properties = schema.get("properties") or {}
-        if schema.get("additionalProperties") is not False or set(schema.get("required") or ()) != set(properties):
+_STRICT_KEYWORDS = frozenset(
+    (
+        *("$defs", "$ref", "additionalProperties", "anyOf", "const", "definitions", "description", "enum"),
+        *("exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems", "maximum", "minItems", "minimum"),
+        *("multipleOf", "pattern", "properties", "required", "title", "type"),
+    )
+)
+_STRICT_FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"))
+
+
+def _is_strict(schema: dict[str, Any]) -> bool:
+    """Whether the service's strict mode accepts a schema; one that it does not know would be refused, and so the whole run."""
+    return schema.get("type") == "object" and "anyOf" not in schema and _is_strict_part(schema)
+
+
+def _is_strict_part(schema: Any) -> bool:
+    if not isinstance(schema, dict) or not _STRICT_KEYWORDS.issuperset(schema):
+        return False
+    if "$ref" in schema:
+        return len(schema) == 1
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    properties = schema.get("properties", {})
+    if "object" in kinds or "properties" in schema:
+        # Every object closed, and all its properties required.
+        if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties):
             return False
-    return all(map(_is_strict, schema.values()))
+    elif "additionalProperties" in schema:
+        return False
+    return (
+        ("type" in schema or "anyOf" in schema)
+        and ("array" not in kinds or "items" in schema)
+        and schema.get("format", "date") in _STRICT_FORMATS
+        and all(map(_is_strict_part, properties.values()))
+        and all(map(_is_strict_part, schema.get("anyOf", ())))
+        and ("items" not in schema or _is_strict_part(schema["items"]))
+        and all(_is_strict_part(part) for name in ("$defs", "definitions") for part in schema.get(name, {}).values())
+    )

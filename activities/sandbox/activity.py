@@ -116,7 +116,7 @@ class SandboxActivities:
             is_interactive = self._providers.get(given.sandbox.provider).capabilities.interactive
             sessions = cast("InteractiveSandbox", sandbox) if is_interactive else None
             shell = ShellCall(sandbox, sessions, given, tool, read_shell(arguments, tool))
-            async with _watched(sandbox, shell.job_id, beat):
+            async with watched(sandbox, shell.job_id, beat):
                 shown = await shell.carry_out()
             # The step and its snapshot are one: the model is told of nothing that a lost sandbox could take back.
             return ToolCallResult(
@@ -154,8 +154,11 @@ class SandboxActivities:
 
 
 @contextlib.asynccontextmanager
-async def _watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[None]:
-    """Tell the heartbeat how the job stands while the block waits for it, and end the job when a person stops the run."""
+async def watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[None]:
+    """Tell the heartbeat how the job stands while the block waits for it, and end the job when a person stops the run.
+
+    Anything else that ends the wait (a missed heartbeat, a worker's shutdown) leaves the command for the next attempt to find.
+    """
 
     over = asyncio.Event()
 
@@ -178,8 +181,7 @@ async def _watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[N
     try:
         yield
     except asyncio.CancelledError:
-        # The shutdown of a worker leaves the command running for the next one to find.
-        if not activity.is_worker_shutdown():
+        if _is_stopped_by_a_person():
             await sandbox.kill_job(job_id)
         raise
     finally:
@@ -187,3 +189,9 @@ async def _watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[N
         follower.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await follower
+
+
+def _is_stopped_by_a_person() -> bool:
+    """Tell whether a cancellation was asked for. A sandbox whose run is gone altogether is closed with all that is in it."""
+    details = activity.cancellation_details()
+    return not activity.is_worker_shutdown() and (details is None or details.cancel_requested)

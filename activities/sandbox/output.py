@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from contracts.sandbox import JobResult, JobState
 
 _NUL = "\u2400"
 """What stands for a NUL byte, which JSON stores and databases refuse: the character SYMBOL FOR NULL."""
+_LEFT_OUT = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
+"""What stands in a stream that was not kept whole."""
 
 
 def decode(data: bytes) -> str:
@@ -13,10 +17,16 @@ def decode(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace").replace("\0", _NUL)
 
 
-def cut(text: str, limit: int, spilled: str | None) -> str:
+def too_long(result: JobResult, limit: int) -> bool:
+    """Tell whether the streams, as they are shown, have more than `limit` bytes together, so that something is cut."""
+    return len(decode(result.stdout).encode()) + len(decode(result.stderr).encode()) > limit
+
+
+def cut(text: str, limit: int, spilled: str | None, *, is_whole: bool = True) -> str:
     """Return `text`, or its beginning and end around a marker when it is longer than `limit` bytes of UTF-8.
 
-    `spilled` is the path of the file that holds the whole text, for the marker.
+    `spilled` is the path of the file that holds the text, for the marker. When the text `is_whole` no more, as its middle or its
+    end was not kept, the marker does not say that all is there, and counts what was not kept where it stands for it.
     """
     data = text.encode()
     if len(data) <= limit:
@@ -24,7 +34,11 @@ def cut(text: str, limit: int, spilled: str | None) -> str:
     head = data[: limit // 2].decode("utf-8", "ignore")
     tail = data[-(limit // 2) :].decode("utf-8", "ignore")
     left_out = len(data) - len(head.encode()) - len(tail.encode())
-    where = f"; all of it is in {spilled}" if spilled else ""
+    if not is_whole:
+        middle = data[len(head.encode()) : len(data) - len(tail.encode())]
+        left_out += sum(int(found[1]) - len(found[0]) for found in _LEFT_OUT.finditer(middle))
+    what = "all of it is" if is_whole else "its beginning and end are"
+    where = f"; {what} in {spilled}" if spilled else ""
     return f"{head}\n[... {left_out} bytes left out{where} ...]\n{tail}"
 
 
@@ -56,10 +70,14 @@ def render(result: JobResult, timeout: float, limit: int, spilled: str | None, s
     parts = [status or status_line(result, timeout)]
     if result.note:
         parts.append(f"[caisson] {result.note}")
-    if stdout:
-        parts.append(cut(stdout, max(limit - for_stderr, 256), spilled).rstrip("\n"))
-    if stderr:
-        parts.append("[standard error]\n" + cut(stderr, max(for_stderr, 256), spilled).rstrip("\n"))
-    if not stdout and not stderr:
+    is_whole = len(result.stdout) == result.stdout_bytes
+    out = cut(stdout, max(limit - for_stderr, 256), spilled, is_whole=is_whole).rstrip("\n")
+    is_whole = len(result.stderr) == result.stderr_bytes
+    err = cut(stderr, max(for_stderr, 256), spilled, is_whole=is_whole).rstrip("\n")
+    if out:
+        parts.append(out)
+    if err:
+        parts.append("[standard error]\n" + err)
+    if not out and not err:
         parts.append("(no new output)" if result.state is JobState.RUNNING else "(no output)")
     return "\n".join(parts)

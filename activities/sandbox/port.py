@@ -21,6 +21,10 @@ from typing import Literal, Protocol
 
 from contracts.sandbox import WORKSPACE, JobResult, SandboxLimits, SandboxRef, SandboxSpec
 
+MAX_VALUE = 128_000
+"""Bytes of one variable: a system takes 131,071 with its name."""
+MAX_VALUES = 1_000_000
+"""Bytes of all variables together: a system takes 2 MiB with the arguments of a command."""
 SCRATCH = "/tmp/.caisson-"  # noqa: S108 - the sandbox's own
 """How the paths of directories begin that are the harness's own inside a sandbox, as far as a sandbox has any."""
 
@@ -56,6 +60,12 @@ class FileFault(Exception):
 class SessionFault(Exception):
     """A session cannot do what was asked; the message says why. Not a fault of the sandbox."""
 
+
+LONG_LINE = (
+    "a line of it is longer than the 4095 bytes that fit while the terminal collects whole lines, and the rest would be lost; "
+    "type shorter lines, or write the text into a file and let the command read that"
+)
+"""Why a terminal refuses input."""
 
 Network = Literal["none", "allowlist", "open"]
 
@@ -150,8 +160,8 @@ class FileChange:
 class FileView:
     """What stands at a workspace path, the last part not followed if it is a link.
 
-    `kind` is one of missing, file, directory, symlink, other; `data` is a regular file's content, or None when it is longer
-    than the limit of the look; `target` is a link's text.
+    `kind` is one of missing, file, directory, "closed directory" (one that a walk could not list), symlink, other; `data` is a
+    regular file's content, or None when it is longer than the limit of the look; `target` is a link's text.
     """
 
     kind: str
@@ -189,7 +199,7 @@ class Sandbox(Protocol):
         """Write a whole file atomically, making its parent directories. Raises FileFault."""
 
     async def look(self, paths: Sequence[str], max_bytes: int) -> dict[str, FileView]:
-        """Look at many workspace paths in one call, each regular file up to `max_bytes` with its content."""
+        """Look at many workspace paths in one call, each regular file up to `max_bytes` (-1: none) with its content."""
 
     async def change(self, changes: Sequence[FileChange]) -> None:
         """Make all `changes`, or none: new content is written beside the old and moved into place last. Raises FileFault.
@@ -198,7 +208,10 @@ class Sandbox(Protocol):
         """
 
     async def walk(self, path: str) -> list[tuple[str, FileView]]:
-        """List everything below a workspace path, (path, view without data) sorted by path; links are not followed."""
+        """List everything below a workspace path, (path, view without data) sorted by path; links are not followed.
+
+        Raises FileFault when the path itself cannot be listed. One below it that cannot is told as a "closed directory".
+        """
 
     async def extend(self, seconds: float) -> None:
         """Keep the sandbox alive for `seconds` more, where the provider has a lifetime; else nothing."""
@@ -341,3 +354,16 @@ _NETWORK_REMEDIES = {
     "allowlist": ("hosts", "limit the network to some hosts; leave the field out, or choose a provider that can"),
     "open": ("[]", "open the network; name the hosts that are needed"),
 }
+
+
+def check_lengths(environment: Mapping[str, str]) -> None:
+    """Refuse variables with which no program could be started. Raises BadSandboxSpec."""
+    total = 0
+    for name, value in environment.items():
+        length = len(value.encode("utf-8", "surrogatepass"))
+        total += length
+        if length > MAX_VALUE or total > MAX_VALUES:
+            raise BadSandboxSpec(
+                f"environment: {name}: {length} bytes; a value has at most {MAX_VALUE} and all together {MAX_VALUES}; "
+                "put what is long into a file of the workspace"
+            )

@@ -4,7 +4,8 @@ What needs to be near the processes and files happens inside the sandbox, in the
 the image has one from 3.6 on, else in POSIX shell with the tools of BusyBox or GNU. A call of the port is one or two of the SDK.
 
 The helper, its jobs and their output belong to the sandbox's ordinary user, as the commands of the agent do. A command that
-tampers with them spoils its own results, and reaches nothing that it could not reach anyway.
+tampers with them spoils its own results, and reaches nothing that it could not reach anyway. One that removes all of STATE ends
+its sandbox: what was run is not known any more, so a new one is made from the last snapshot.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from activities.sandbox.port import (
 )
 from activities.sandbox.portable_call import Answer, Caller, HelperSilent, install, say_hello
 from activities.sandbox.portable_files import check_changes, check_name, check_write, normal, views_of_look, views_of_walk
-from activities.sandbox.portable_result import NO_TERMINAL, job_result, session_output, sound_command
+from activities.sandbox.portable_result import NO_TERMINAL, cannot_start, job_result, session_output, sound_command
 from activities.sandbox.portable_setup import settings, setup_script
 from contracts.sandbox import WORKSPACE, JobResult, JobState, SandboxRef
 
@@ -230,6 +231,13 @@ class PortableSandbox:
         await self.machine.extend(seconds)
 
     async def _begin(self, command: Command, wait: float, limit: int) -> Answer:
+        try:
+            return await self._started(command, wait, limit)
+        except FileFault as fault:  # what belongs to it finds no place in the sandbox
+            told = replace(command, argv=cannot_start(str(fault)), cwd="/", env=None, stdin=None, terminal=False)
+            return await self._started(told, wait, limit)
+
+    async def _started(self, command: Command, wait: float, limit: int) -> Answer:
         caller = await self.caller()
         command, note = sound_command(command, has_bash=caller.image.has_bash)
         has_terminal = command.terminal and caller.image.python is not None

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import hashlib
 import json
+import os
 import re
 import secrets
 import shlex
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.sandbox.machine import STATE, Machine
-from activities.sandbox.port import FileFault, SandboxGone, SandboxUnavailable, SessionFault
+from activities.sandbox.port import LONG_LINE, FileFault, SandboxGone, SandboxUnavailable, SessionFault
 from contracts.sandbox import WORKSPACE
 
 HELPER = Path(__file__).parent / "portable_helper"
@@ -45,6 +47,7 @@ SESSION_FAULTS = {
     "unknown": "there is no such session in this sandbox",
     "ended": "it has ended, so it takes no input",
     "no terminal": "it has no terminal, so it takes no input; start the command with one",
+    "line": LONG_LINE,
     "busy": "it does not read what is typed, and more than this is not kept for it; read what it says, or end it",
 }
 
@@ -52,6 +55,13 @@ _ANSWER = re.compile(rb"^caisson-1 (inline|file (\d+))\r?\n(.*?)^caisson-1 end\r
 _HELLO = re.compile(rb"^caisson-1 hello (\S*) (\S+) (\S+) (\S+)\r?$", re.MULTILINE)
 
 _PROBE = "import base64, ctypes, fcntl, json, select, socket, struct, sys, termios; sys.exit(sys.version_info < (3, 6))"
+
+
+_ROOM = f"""rm -f {{path}} {STATE}/reserve
+dd if=/dev/zero of={{path}} bs={{size}} count=1 2>/dev/null || printf 'full\\n'
+rm -f {{path}}
+"""
+"""Gives up the reserve, and says whether there is still too little room for what did not arrive."""
 
 
 class HelperSilent(SandboxUnavailable):
@@ -120,7 +130,6 @@ async def say_hello(machine: Machine) -> Hello:
     """Look at a machine: whose it is, and what its image has. Makes the directories of the harness."""
     script = f"""umask 077
 mkdir -p {STATE}/jobs {STATE}/in {STATE}/out
-[ ! -f {STATE}/environment ] || . {STATE}/environment
 python=$(command -v python3) && "$python" -I -S -c '{_PROBE}' 2>/dev/null || python=-
 command -v bash >/dev/null 2>&1 && bash=yes || bash=no
 [ -e {helper_place()}/ready ] && helper=yes || helper=no
@@ -199,9 +208,14 @@ class Caller:
         raise SandboxUnavailable(f"sandbox {self._machine.ref.id}: {text}")
 
     async def put(self, data: bytes) -> str:
-        """Put content into the sandbox and return where it is."""
+        """Put content into the sandbox and return where it is. Raises FileFault when its disk is too full."""
         path = f"{STATE}/in/{secrets.token_hex(8)}"
-        await self._machine.put(path, data)
+        try:
+            await self._machine.put(path, data)
+        except (FileFault, SandboxUnavailable):
+            if b"full" in (await self._machine.run(_ROOM.format(path=path, size=len(data)), timeout=MARGIN)).stdout:
+                raise FileFault(f"{STATE}: {os.strerror(errno.ENOSPC)}") from None
+            await self._machine.put(path, data)
         return path
 
     async def _fetch(self, name: str, size: int) -> bytes:
@@ -229,7 +243,9 @@ class Caller:
             if len(request) > SCRIPT_LIMIT:
                 request = "@" + await self.put(request.encode())
             main = f"{helper_place()}/{PACKAGE}/main.py"
-            return f". {STATE}/environment\nexec {shlex.quote(self.image.python)} -I -S {main} {shlex.quote(request)}"
+            # Only what starts a command needs its variables, which may be anything.
+            begin = f". {STATE}/environment\n" if operation == "exec" else ""
+            return f"{begin}exec {shlex.quote(self.image.python)} -I -S {main} {shlex.quote(request)}"
         head = f"exec sh {helper_place()}/helper.sh {operation} {STATE} {WORKSPACE} {name}"
         script = " ".join([head, *(shlex.quote(str(word)) for word in words)])
         if len(script) <= SCRIPT_LIMIT and script.isascii():

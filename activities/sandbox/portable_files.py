@@ -11,6 +11,8 @@ from activities.sandbox.port import FileChange, FileFault, FileView, SandboxUnav
 from activities.sandbox.portable_call import Answer
 from contracts.sandbox import WORKSPACE
 
+_MAX_PATH = 4000
+"""Bytes of a path. A system takes 4095, with the workspace before it."""
 _ROW = re.compile(rb"(.*?)//([0-9a-f]+) (\d+)\n", re.DOTALL)
 
 
@@ -32,8 +34,8 @@ def check_name(path: str) -> None:
         too_long = any(len(part.encode("utf-8", "surrogateescape")) > 255 for part in path.split("/"))
     except UnicodeEncodeError as error:
         raise FileFault(f"{path!r}: is no path: {error.reason}") from error
-    if too_long:
-        raise FileFault(f"{path}: File name too long")
+    if too_long or len(path.encode("utf-8", "surrogateescape")) > _MAX_PATH:
+        raise FileFault(f"{path[:300]}: File name too long")
 
 
 def check_write(path: str) -> None:
@@ -100,13 +102,14 @@ def views_of_walk(top: str, answer: Answer) -> list[tuple[str, FileView]]:
 def _rows(top: str, body: bytes, length: int) -> list[tuple[str, FileView]]:
     """Return the entries of a listing: `./PATH//MODE SIZE` a line, then names and targets of links, NUL behind each."""
     words = body[length:].split(b"\0")
-    targets = dict(zip(words[::2], words[1::2], strict=False))
+    targets = dict(zip(words[::2], words[1::2], strict=False))  # of links; a directory that cannot be listed is named there too
     found: list[tuple[str, FileView]] = []
     for row in _ROW.finditer(body[:length]):
         raw, mode_text, size = row.groups()
         mode = int(mode_text, 16)
         name = os.fsdecode(raw[2:])
         kind = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}.get(stat.S_IFMT(mode), "other")
+        kind = "closed directory" if kind == "directory" and raw in targets else kind
         found.append(
             (
                 f"{top}/{name}" if top else name,

@@ -12,6 +12,8 @@ from contracts.sandbox import JobResult, JobState
 
 NOTES = {
     "no-bash": "the image of this sandbox has no bash; its commands are run by sh, so use POSIX shell only (said once)",
+    "full": "the disk of /tmp in this sandbox is full, so not all output could be kept; remove files there",
+    "answer": "the disk of /tmp in this sandbox is full, so only some of the output is shown; remove files there",
     "stuck": "a process that it left could not be ended: it belongs to another user",
 }
 LOST_NOTE = "the command ended the supervisor of its own job, so how it ended is not known"
@@ -22,6 +24,8 @@ NO_TERMINAL = (
     "echo 'caisson: there are no terminals in this sandbox, as its image has no Python 3.6; start the command without one' >&2\n"
     "exit 126",
 )
+MAX_WORD = 130_000
+"""Bytes of one argument or variable. Linux takes 131,071, the name of the variable with it."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNALS = range(1, 65)
 
@@ -39,15 +43,22 @@ def sound_command(command: Command, *, has_bash: bool) -> tuple[Command, str]:
         for name, value in (command.env or {}).items():
             if not _NAME.fullmatch(name):
                 raise ValueError(f"illegal environment variable name {name!r}")
-            value.encode("utf-8", "surrogateescape")
+            if len(value.encode("utf-8", "surrogateescape")) > MAX_WORD:
+                raise ValueError(f"environment: {name}: Argument list too long")
         for word in (*command.argv, command.cwd):
-            word.encode("utf-8", "surrogateescape")
+            if len(word.encode("utf-8", "surrogateescape")) > MAX_WORD:
+                raise ValueError("Argument list too long; put what is long into a file")
     except ValueError as error:
-        text = f"caisson: the command cannot be started: {error}".encode("ascii", "backslashreplace").decode()
-        return replace(command, argv=("sh", "-c", 'printf "%s\\n" "$0" >&2; exit 126', text), cwd="/", env=None), ""
+        return replace(command, argv=cannot_start(str(error)), cwd="/", env=None), ""
     if tuple(command.argv[:2]) == ("bash", "-c") and not has_bash:
         return replace(command, argv=("sh", *command.argv[1:])), "no-bash"
     return command, ""
+
+
+def cannot_start(reason: str) -> tuple[str, ...]:
+    """Return the arguments of a command that says why another one cannot be started."""
+    text = f"caisson: the command cannot be started: {reason}".encode("ascii", "backslashreplace").decode()
+    return "sh", "-c", 'printf "%s\\n" "$0" >&2; exit 126', text
 
 
 def job_result(answer: Answer) -> JobResult:
@@ -76,7 +87,7 @@ def session_output(answer: Answer) -> SessionOutput:
 def _ending(answer: Answer, stdout: bytes, stderr: bytes) -> JobResult:
     words = answer.words
     code = words.get("exit_code")
-    notes = [NOTES.get(words.get("note", ""), "")]
+    notes = [NOTES.get(note, "") for note in str(words.get("note", "")).split(",")]
     if words.get("shell") and code is not None and code - 128 in _SIGNALS:
         notes.append(AMBIGUOUS.format(code=code, signal=code - 128))
     return JobResult(

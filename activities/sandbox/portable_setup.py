@@ -7,22 +7,27 @@ import shlex
 from collections.abc import Mapping
 
 from activities.sandbox.machine import STATE
-from activities.sandbox.port import BadSandboxSpec
+from activities.sandbox.port import BadSandboxSpec, check_lengths
 from contracts.sandbox import WORKSPACE
 
 HOME = f"{WORKSPACE}/.home"
 """Inside the workspace, so that what an agent installs for its user is in every snapshot."""
+READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "OPTIND", "PPID", "SHELLOPTS", "UID"})
+"""What a shell does not let anybody set, or not to anything."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def settings(environment: Mapping[str, str]) -> str:
     """Return the commands that set the variables of a spec. Raises BadSandboxSpec."""
+    check_lengths(environment)
     lines = []
     for name, value in environment.items():
         if not _NAME.fullmatch(name) or "\0" in value or not _is_text(value):
             raise BadSandboxSpec(
                 f"environment: {name!r} cannot be set; a name is letters, digits and '_', and a value has no NUL byte"
             )
+        if name in READ_ONLY:
+            raise BadSandboxSpec(f"environment: {name}: a shell sets this itself and takes no other value; leave it out")
         lines.append(f"export {name}={shlex.quote(value)}")
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from activities.sandbox.output import render
+from activities.sandbox.output import render, too_long
 from activities.sandbox.port import Command, FileFault, InteractiveSandbox, Sandbox, SessionFault, SessionOutput
 from activities.tools.shell import StartCommand, UseSession
 from contracts.agent import ShellTool
@@ -14,6 +14,8 @@ from contracts.sandbox import JobResult, JobState
 
 _KEPT = 8 << 20
 """Bytes of each stream that are kept for the model to read in a file when they are too many for its context."""
+MAX_COMMAND = 100_000
+"""Bytes of a command. A system takes 128 KiB as one argument, and a provider's quotes may come on top."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class ShellCall:
     async def carry_out(self) -> Shown:
         """Do what was asked. Raises SandboxError."""
         if isinstance(self._asked, StartCommand):
+            length = len(self._asked.command.encode("utf-8", "surrogatepass"))
+            if length > MAX_COMMAND:
+                return _refused(
+                    f"the command has {length} bytes, and at most {MAX_COMMAND} fit; nothing was run. "
+                    "Write a file with apply_patch and run that"
+                )
             if self._asked.wait is None:
                 result = await self._sandbox.exec(self._command(self._asked))
                 return await self._shown(result, self._asked.timeout)
@@ -111,7 +119,7 @@ class ShellCall:
 
     async def _shown(self, result: JobResult, timeout: float, status: str | None = None) -> Shown:
         spilled = None
-        if result.stdout_bytes + result.stderr_bytes > self._tool.output_bytes:
+        if too_long(result, self._tool.output_bytes):
             spilled = f"/tmp/output/step-{self._given.step}-{self._given.job_id.rpartition('/')[2]}.txt"  # noqa: S108 - the sandbox's own
             # A full disk in the sandbox loses the whole text, never the command's result.
             try:
@@ -137,7 +145,9 @@ def _as_lines(read: SessionOutput) -> JobResult:
     """Return what was read with the line ends that the command wrote: a terminal puts a carriage return before each."""
     if not read.terminal:
         return read.result
-    return read.result.model_copy(update={"stdout": read.result.stdout.replace(b"\r\n", b"\n")})
+    stdout = read.result.stdout.replace(b"\r\n", b"\n")
+    gone = len(read.result.stdout) - len(stdout)
+    return read.result.model_copy(update={"stdout": stdout, "stdout_bytes": read.result.stdout_bytes - gone})
 
 
 def _refused(text: str) -> Shown:

@@ -58,6 +58,7 @@ _REFUSED = {
     "KeyBasedAuthenticationNotPermitted": ("the account takes no keys", "leave the key out and give this machine an identity"),
 }
 _MISSING = {"BlobNotFound"}
+_ARCHIVED = {"BlobArchived", "BlobBeingRehydrated"}
 _EXISTS = {"BlobAlreadyExists", "UnauthorizedBlobOverwrite"}
 _CHANGED = {"ConditionNotMet", "TargetConditionNotMet", "SourceConditionNotMet"}
 _TRANSIENT = {"ServerBusy", "InternalError", "OperationTimedOut", "ContainerBeingDeleted", "Md5Mismatch", "InvalidBlockList"}
@@ -253,6 +254,8 @@ def _translate(where: str, error: HttpResponseError, create_only: bool) -> Store
         return ObjectChanged(f"{where}: is another version now; read it again")
     if code in _MISSING or (status == 404 and not code):
         return ObjectMissing(f"{where}: no such object")
+    if code in _ARCHIVED:
+        return StoreError(f"{where}: is archived ({code}); bring it to another tier first, or exclude it")
     if status == 416:
         return _EndedError(where)
     if code in _REFUSED:

@@ -64,6 +64,7 @@ _MISSING = {"NoSuchKey", "NoSuchVersion", "404"}
 _CHANGED = {"PreconditionFailed", "412"}
 _TRANSIENT = {"RequestTimeout", "RequestTimeoutException", "OperationAborted", "BadDigest", "Throttling", "TooManyRequests"}
 _CONFLICT = "ConditionalRequestConflict"
+_ARCHIVED = "InvalidObjectState"
 
 
 class S3Bucket:
@@ -272,6 +273,8 @@ def _translate(where: str, response: dict[str, dict[str, object]], create_only: 
         )
     if code == _CONFLICT:
         return _ConflictError(where)
+    if code == _ARCHIVED:
+        return StoreError(f"{where}: is archived ({code}); restore it first, or exclude it")
     if status == 416:
         return _EndedError(where)
     if code in _REFUSED:

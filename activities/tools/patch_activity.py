@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 from pydantic import JsonValue
 
 from activities.sandbox.port import FileChange, FileFault, Sandbox
 from activities.store.blobs import BlobStore
+from activities.tools.patch_look import look_at
 from activities.tools.patch_parse import PatchFault, parse_patch
-from activities.tools.patch_plan import paths_to_look_at, plan_patch
+from activities.tools.patch_plan import plan_patch
 from contracts.blob import BlobRef
-
-MAX_FILE_BYTES = 16 << 20
-"""The largest file that a patch may change."""
 
 
 async def patch_workspace(sandbox: Sandbox, blobs: BlobStore, job_id: str, patch: str) -> tuple[str, bool]:
@@ -27,10 +26,11 @@ async def patch_workspace(sandbox: Sandbox, blobs: BlobStore, job_id: str, patch
     recorded = await blobs.get_record(name)
     if recorded is None:
         try:
-            operations = parse_patch(patch)
-            views = await sandbox.look(paths_to_look_at(operations), MAX_FILE_BYTES)
-            plan = plan_patch(operations, views)
-        except PatchFault as fault:
+            # Large inputs take seconds, and heartbeats go on meanwhile.
+            operations = await asyncio.to_thread(parse_patch, patch)
+            views = await look_at(sandbox, operations)
+            plan = await asyncio.to_thread(plan_patch, operations, views)
+        except (PatchFault, FileFault) as fault:
             return f"apply_patch: nothing was changed. {fault}", True
         changes: list[JsonValue] = []
         for change in plan.changes:

@@ -21,20 +21,17 @@ a byte order mark, CRLF line ends, and blank lines between the parts. Anything e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from contracts.manifest import check_workspace_path
+from activities.tools.patch_paths import workspace_path
 from contracts.sandbox import WORKSPACE
 
 CONTEXT, REMOVED, ADDED, HEADER = " ", "-", "+", "@"
 
 MAX_PATCH_LINES: Final = 1_000_000
 """Lines of one patch. The search gives each distinct line of a patch one of the 1,114,111 characters there are."""
-
-MAX_PATH_BYTES: Final = 3072
-"""Bytes of one path, so that it fits below any workspace root in the 4096 that Linux takes."""
 
 _SHOWN_CHARS: Final = 160
 _HERE_DOCUMENT: Final = re.compile(r"(?:apply_?patch\s*)?<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
@@ -67,7 +64,8 @@ class Hunk:
     """One change of a file: its number in the file's part of the patch (from 1), and the lines that say where and what.
 
     `number_in_patch` is the line of the patch where it begins. `at_end` says that its old lines are the last of the file. The
-    last `padding` lines are empty context lines that may instead be spacing between the parts of the patch.
+    last `padding` lines are blank context lines that may instead be spacing between the parts of the patch. `spaced` says that
+    lines without a prefix, which are spacing and no lines of the hunk, followed.
     """
 
     number: int
@@ -76,6 +74,7 @@ class Hunk:
     lines: tuple[PatchLine, ...]
     at_end: bool = False
     padding: int = 0
+    spaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class _Section:
 
 @dataclass
 class _Draft:
-    """A hunk being read. `opened` says that an `@@` line began it."""
+    """A hunk being read. `opened` says that an `@@` line began it, `spacing` how many of its last lines have no prefix."""
 
     begins: _Line
     opened: bool
@@ -156,7 +155,7 @@ class _Draft:
     at_end: bool = False
 
     def only_spacing(self) -> bool:
-        return not self.opened and not self.at_end and self.spacing == len(self.lines)
+        return not self.opened and not self.at_end and _blank_context(self.lines) == len(self.lines)
 
 
 def _numbered(text: str) -> list[_Line]:
@@ -247,14 +246,8 @@ def _known_marker(line: _Line) -> tuple[str, str]:
 
 
 def _workspace_path(given: str, line: _Line) -> str:
-    inside = f"{WORKSPACE}/"
-    relative = given.removeprefix(inside).lstrip("/") if given.startswith(inside) else given
     try:
-        if given.endswith(("/", "/.")):
-            raise ValueError("the path of a file does not end with '/'")
-        if len(relative.encode()) > MAX_PATH_BYTES:
-            raise ValueError(f"a path has at most {MAX_PATH_BYTES} bytes")
-        return check_workspace_path(relative)
+        return workspace_path(given)
     except UnicodeEncodeError:
         raise line.fault(f"the path {shown(given)} is not valid Unicode: use the name as `ls` shows it") from None
     except ValueError as error:
@@ -335,31 +328,42 @@ def _header(text: str) -> str:
 
 def _take(section: _Section, draft: _Draft, line: _Line) -> None:
     kind, text = line.text[:1], line.text[1:]
-    if kind and kind not in (CONTEXT, REMOVED, ADDED):
+    if line.blank and kind != CONTEXT:
+        draft.spacing += 1
+        draft.lines.append(PatchLine(CONTEXT, line.text, line.number))
+        return
+    if kind not in (CONTEXT, REMOVED, ADDED):
         raise section.fault(
             line,
             f"{shown(line.text)} has no prefix: every line of a hunk starts with ' ' (kept), '-' (removed) or '+' (added)",
         )
-    draft.spacing = 0 if kind else draft.spacing + 1
-    draft.lines.append(PatchLine(kind or CONTEXT, text, line.number))
+    draft.spacing = 0
+    draft.lines.append(PatchLine(kind, text, line.number))
+
+
+def _blank_context(lines: Sequence[PatchLine]) -> int:
+    """Return how many of the last lines are blank context."""
+    count = 0
+    while count < len(lines) and lines[-1 - count].kind == CONTEXT and not lines[-1 - count].text.strip():
+        count += 1
+    return count
 
 
 def _hunk(section: _Section, draft: _Draft, number: int) -> Hunk:
-    lines, padding = draft.lines, draft.spacing
-    if draft.at_end:
-        # A file that ends with a line end is often thought to have one more, empty line.
-        while padding < len(lines) and lines[-1 - padding].kind == CONTEXT and not lines[-1 - padding].text.strip():
-            padding += 1
-    elif padding and all(line.kind == ADDED for line in lines[:-padding]):
-        # As context, spacing would take the added lines to the next blank line of the file, away from their header.
-        lines, padding = lines[:-padding], 0
+    lines = draft.lines
+    if draft.spacing and not draft.at_end:
+        # As context, spacing would choose between equal places, and take added lines away from their header.
+        lines = lines[: -draft.spacing]
+    # Blank lines with a prefix may be spacing too; and a file that ends with a line end is often thought to have one more line.
+    padding = _blank_context(lines)
     old = [line.text for line in lines if line.kind != ADDED]
     new = [line.text for line in lines if line.kind != REMOVED]
     if old == new:
         raise section.fault(
             draft.begins, f"hunk {number} changes nothing: give the lines to remove with '-' and those to add with '+'"
         )
-    return Hunk(number, draft.begins.number, tuple(draft.headers), tuple(lines), draft.at_end, padding)
+    spaced = len(lines) < len(draft.lines)
+    return Hunk(number, draft.begins.number, tuple(draft.headers), tuple(lines), draft.at_end, padding, spaced)
 
 
 _PARSERS: Final[dict[str, Callable[[_Section], PatchOperation]]] = {

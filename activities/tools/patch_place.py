@@ -4,19 +4,34 @@ All hunks are placed against the original lines, in order and without overlap, a
 hunk's earliest possible place, given the hunks before it, must be its latest possible place, given the hunks after it.
 
 A hunk is compared exactly first, then by each looser rule in turn, and a rule is only used where no stricter one finds a
-place. A header (`@@ line`) decides between equal places: the hunk stands in the block below that line (the lines indented
-deeper than it), or else at the nearest place after it.
+place, not even one above the hunk before. A header (`@@ line`) decides between equal places: the hunk stands in the block below
+that line (the lines indented deeper than it), or at the nearest place after a line without a block. Outside of its header's block
+a hunk stands only where nothing else in the file is equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
 
 from activities.tools.patch_parse import ADDED, Hunk, PatchFault, PatchLine, shown
-from activities.tools.patch_search import RULES, Below, Haystack, Listed, Matching, Places
+from activities.tools.patch_search import RULES, Below, Blocks, Either, Haystack, Listed, Matching, OnlyBelow, Places
 
-_LISTED = 6
+_LISTED: Final = 6
+_EXACTLY: Final = 0
+_WITHOUT_INDENTATION: Final = 2
+_LOOSEST: Final = len(RULES) - 1
+
+
+@dataclass(frozen=True)
+class _Search:
+    """How places are searched: by which rule, below which headers, and whether also beyond the block of the last header."""
+
+    level: int
+    headers: tuple[str, ...] = ()
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,7 @@ class _Placer:
     def __init__(self, path: str, hunks: Sequence[Hunk], lines: Sequence[str]) -> None:
         self._path, self._hunks, self._lines = path, hunks, lines
         self._haystacks: dict[int, Haystack] = {}
-        self._anchors: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-        self._block_ends: dict[int, int] = {}
+        self._anchors: dict[_Search, list[int]] = {}
 
     def place(self) -> list[Placement]:
         placed: list[tuple[Placement, Places]] = []
@@ -80,19 +94,56 @@ class _Placer:
     def _earliest(self, hunk: Hunk, at_least: int, with_headers: bool = True) -> tuple[Placement, Places] | None:
         headers = tuple(line.text for line in hunk.headers) if with_headers else ()
         shapes = [hunk.lines, hunk.lines[: -hunk.padding]] if hunk.padding else [hunk.lines]
-        for lines in shapes:
-            for level, (how, _) in enumerate(RULES):
-                places = self._places(hunk, _old(lines), headers, level)
-                start = places.earliest(at_least)
-                if start is not None:
-                    return Placement(hunk, lines, start, how), places
+        for beyond in (False, True) if headers else (False,):
+            for level in range(len(RULES)):
+                search = _Search(level, headers, beyond)
+                too_early = False
+                for lines in shapes:
+                    places = self._places(hunk, lines, search)
+                    start = places.earliest(at_least)
+                    if start is not None:
+                        placement = Placement(hunk, lines, start, RULES[level][0])
+                        return self._with_rivals(placement, places, search, at_least)
+                    too_early = too_early or places.latest(at_least - 1) is not None
+                if too_early:
+                    # The lines meant stand above the hunk before. Others that are only alike must not be taken for them.
+                    return None
         return None
 
-    def _places(self, hunk: Hunk, old: Sequence[str], headers: tuple[str, ...], level: int) -> Places:
+    def _with_rivals(self, placement: Placement, places: Places, search: _Search, at_least: int) -> tuple[Placement, Places]:
+        """Add the places that are neither better nor worse, so that they make the place ambiguous.
+
+        A shortened hunk may stand where it matches loosely with the blank lines that were left out. One that matches loosely
+        in the block of its header may stand where it matches more strictly beyond.
+        """
+        hunk = placement.hunk
+        looser = [replace(search, level=level) for level in range(search.level + 1, len(RULES))]
+        stricter = [replace(search, level=level, beyond=True) for level in range(search.level)]
+        if placement.lines is not hunk.lines and not hunk.at_end:
+            placement, places = self._with_first(placement, places, hunk.lines, looser, at_least)
+        if search.headers and not search.beyond:
+            placement, places = self._with_first(placement, places, hunk.lines, stricter, at_least)
+        return placement, places
+
+    def _with_first(
+        self, placement: Placement, places: Places, lines: tuple[PatchLine, ...], searches: Sequence[_Search], at_least: int
+    ) -> tuple[Placement, Places]:
+        """Add the places of the first of `searches` that finds any."""
+        for search in searches:
+            others = self._places(placement.hunk, lines, search)
+            start = others.earliest(at_least)
+            if start is not None:
+                if start < placement.start:
+                    placement = Placement(placement.hunk, lines, start, RULES[search.level][0])
+                return placement, Either(places, others)
+        return placement, places
+
+    def _places(self, hunk: Hunk, lines: Sequence[PatchLine], search: _Search) -> Places:
+        old, headers = _old(lines), search.headers
         anchors = self._headed(headers) if headers else []
         if headers and not anchors:
             return Listed([])
-        haystack = self._haystack(level)
+        haystack = self._haystack(search.level)
         needle = haystack.needle(old)
         if hunk.at_end:
             start = len(self._lines) - len(old)
@@ -101,7 +152,9 @@ class _Placer:
         if not old:
             return Listed(anchors, offset=1) if headers else Listed([] if self._lines else [0])
         matching = Matching(haystack, needle)
-        return Below(matching, anchors, self._block_end) if headers else matching
+        if not headers:
+            return matching
+        return OnlyBelow(matching, anchors) if search.beyond else Below(matching, anchors, self._blocks)
 
     def _haystack(self, level: int) -> Haystack:
         if level not in self._haystacks:
@@ -109,59 +162,61 @@ class _Placer:
             self._haystacks[level] = Haystack(self._lines, wanted, RULES[level][1])
         return self._haystacks[level]
 
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self._lines)
+
     def _headed(self, headers: tuple[str, ...]) -> list[int]:
-        """Return where the last of `headers` stands below the others: as it is written, else without the space around it."""
-        return self._headed_by(headers, 0) or self._headed_by(headers, 2)
+        """Return where the last of `headers` stands below the others: as it is written, else without the space around it.
 
-    def _headed_by(self, headers: tuple[str, ...], level: int) -> list[int]:
-        key = (level, headers)
-        if key not in self._anchors:
-            haystack = self._haystack(level)
-            needle = haystack.needle(headers[-1:])
+        It stands in the block of the one above it; beyond that block only where the file has no other such line.
+        """
+        for beyond in (False, True):
+            for level in (_EXACTLY, _WITHOUT_INDENTATION):
+                found = self._headed_by(_Search(level, headers, beyond))
+                if found:
+                    return found
+        return []
+
+    def _headed_by(self, search: _Search) -> list[int]:
+        if search not in self._anchors:
+            haystack = self._haystack(search.level)
+            needle = haystack.needle(search.headers[-1:])
             found = list(haystack.every(needle))
-            if len(headers) > 1:
-                above = self._headed_by(headers[:-1], level)
-                below = Below(Matching(haystack, needle), above, self._block_end, strictly=True)
-                found = [place for place in found if below.leads_to(place)]
-            self._anchors[key] = found
-        return self._anchors[key]
+            if len(search.headers) > 1:
+                found = self._below_headers(search, found, Matching(haystack, needle))
+            self._anchors[search] = found
+        return self._anchors[search]
 
-    def _block_end(self, start: int) -> int:
-        """Return the index after the block below a line: the lines that are blank or indented deeper than it."""
-        if start not in self._block_ends:
-            outer, end = _indent(self._lines[start]), start + 1
-            while end < len(self._lines) and (not self._lines[end].strip() or _indent(self._lines[end]) > outer):
-                end += 1
-            self._block_ends[start] = end
-        return self._block_ends[start]
+    def _below_headers(self, search: _Search, found: list[int], matching: Matching) -> list[int]:
+        upper = replace(search, headers=search.headers[:-1], beyond=False)
+        above = self._headed_by(upper) or (self._headed_by(replace(upper, beyond=True)) if search.beyond else [])
+        below = Below(matching, above, self._blocks, strictly=True)
+        inside = [place for place in found if below.leads_to(place)]
+        alone = search.beyond and len(found) == 1 and bool(above) and above[0] < found[0]
+        return inside or (found if alone else [])
 
     def _fault(self, hunk: Hunk, message: str) -> PatchFault:
         return PatchFault(f"{self._path}, hunk {hunk.number} (patch line {hunk.number_in_patch}): {message}")
 
     def _ambiguous(self, placement: Placement, places: Places, latest: int) -> PatchFault:
-        found = [placement.start]
-        while len(found) <= _LISTED:
-            following = places.earliest(found[-1] + 1)
-            if following is None or following > latest:
-                break
-            found.append(following)
-        numbers = ", ".join(str(start + 1) for start in found[:_LISTED]) + (" and more" if len(found) > _LISTED else "")
-        what = f"matches at lines {numbers}" if _old(placement.lines) else f"could be inserted before lines {numbers}"
+        numbers = _numbers(places, placement.start, latest)
+        what = f"matches at {numbers}" if _old(placement.lines) else f"could be inserted before {numbers}"
         ignoring = f" ({placement.how})" if placement.how else ""
         return self._fault(
             placement.hunk,
             f"its place is ambiguous, the lines are not unique: it {what}{ignoring}. Give more lines of context, or an @@ line "
-            "with a line that stands only above the place meant",
+            "with a line that stands only above the place meant"
+            + ("; an empty line at a hunk's end is context only with a space before it" if placement.hunk.spaced else ""),
         )
 
     def _not_found(self, hunk: Hunk, before: Sequence[Placement]) -> PatchFault:
         end = before[-1].end if before else 0
         missing = self._missing_header(hunk)
         if missing is not None:
+            header, where, advice = missing
             return self._fault(
-                hunk,
-                f"no line of the file{missing[1]} is {shown(missing[0].text)}, the @@ line on patch line {missing[0].number}. "
-                "Give a whole line of the file after @@, or only @@",
+                hunk, f"no line {where} is {shown(header.text)}, the @@ line on patch line {header.number}. {advice}"
             )
         if not _old(hunk.lines) and not hunk.headers:
             return self._fault(
@@ -187,23 +242,41 @@ class _Placer:
                 )
         elsewhere = self._earliest(unmarked, 0, with_headers=False) if hunk.headers else None
         if elsewhere is not None:
+            numbers = _numbers(elsewhere[1], elsewhere[0].start, len(self._lines))
             return self._fault(
                 hunk,
-                f"its lines match at line {elsewhere[0].start + 1}, but not below {shown(hunk.headers[-1].text)}, which its "
-                "@@ line names: correct the @@ line",
+                f"its lines match at {numbers}, but not {self._below(hunk.headers)}, which its @@ line names: correct the @@ "
+                "line",
             )
         return self._mismatch(hunk, end)
 
-    def _missing_header(self, hunk: Hunk) -> tuple[PatchLine, str] | None:
+    def _missing_header(self, hunk: Hunk) -> tuple[PatchLine, str, str] | None:
+        """Return the first header that leads nowhere, where it was searched, and advice."""
         texts = tuple(line.text for line in hunk.headers)
         for count, header in enumerate(hunk.headers, 1):
-            if not self._headed(texts[:count]):
-                return header, f" below {shown(texts[count - 2])}" if count > 1 else ""
+            if self._headed(texts[:count]):
+                continue
+            advice = "Give a whole line of the file after @@, or only @@"
+            if count == 1:
+                return header, "of the file", advice
+            haystack = self._haystack(_WITHOUT_INDENTATION)
+            places = Matching(haystack, haystack.needle([header.text]))
+            first = places.earliest(0)
+            if first is not None:
+                advice = (
+                    f"The file has it at {_numbers(places, first, len(self._lines))}: name the lines that stand above the place"
+                )
+            return header, f"of the file {self._below(hunk.headers[: count - 1])}", advice
         return None
+
+    def _below(self, headers: Sequence[PatchLine]) -> str:
+        anchors = self._headed(tuple(line.text for line in headers))
+        where = "in the block of" if any(map(self._blocks.filled, anchors)) else "below"
+        return f"{where} {shown(headers[-1].text)}"
 
     def _mismatch(self, hunk: Hunk, end: int) -> PatchFault:
         """Name the first line that did not match: the one after the longest beginning of the hunk that is in the file."""
-        haystack = self._haystack(len(RULES) - 1)
+        haystack = self._haystack(_LOOSEST)
         old = [line for line in hunk.lines if line.kind != ADDED]
         needle = haystack.needle([line.text for line in old])
         matched, tried = 0, len(old)
@@ -234,5 +307,13 @@ class _Placer:
         return "Read the file again and send the hunk with its lines as they are now"
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+def _numbers(places: Places, first: int, latest: int) -> str:
+    """Name the first places from `first` to `latest`: `line 2`, or `lines 2, 5`."""
+    found = [first]
+    while len(found) <= _LISTED:
+        following = places.earliest(found[-1] + 1)
+        if following is None or following > latest:
+            break
+        found.append(following)
+    numbers = ", ".join(str(start + 1) for start in found[:_LISTED])
+    return f"line{'s' if len(found) > 1 else ''} {numbers}{' and more' if len(found) > _LISTED else ''}"

@@ -6,8 +6,6 @@ presence of a final line end, mode, and the characters of context lines that mat
 
 from __future__ import annotations
 
-import codecs
-import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,25 +17,18 @@ from activities.tools.patch_parse import (
     CONTEXT,
     AddFile,
     DeleteFile,
-    Hunk,
     PatchFault,
     PatchOperation,
     UpdateFile,
     shown,
 )
 from activities.tools.patch_place import Placement, place_hunks
+from activities.tools.patch_text import FileLine, FileText, encoded
 
 _MODE_OF_A_NEW_FILE: Final = 0o644
 _PERMISSIONS: Final = 0o777
-_ENCODINGS: Final = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_UNDECODABLE: Final = re.compile("[\udc80-\udcff]")
 _MISSING: Final = FileView("missing")
+_ANOTHER_PATH: Final = "give another path, or remove it with a command first"
 
 
 @dataclass(frozen=True)
@@ -61,6 +52,22 @@ def paths_to_look_at(operations: Sequence[PatchOperation]) -> tuple[str, ...]:
     return tuple(paths)
 
 
+def paths_to_read(operations: Sequence[PatchOperation]) -> tuple[str, ...]:
+    """Return those of the paths whose content `plan_patch` needs, where they are regular files: the ones that are updated."""
+    return tuple(operation.path for operation in operations if isinstance(operation, UpdateFile))
+
+
+def refuse_blocked(operation: PatchOperation, views: Mapping[str, FileView]) -> None:
+    """Refuse a path that stands below something that is no directory, as far as `views` tells. Raises PatchFault."""
+    for path in _named(operation):
+        for directory in _above(path):
+            view = views.get(directory, _MISSING)
+            if view.kind == "symlink":
+                raise PatchFault(f"{path}: {directory} is {_link(view)}: patch the file under its real path instead")
+            if view.kind not in ("missing", "directory"):
+                raise PatchFault(f"{path}: {directory} is {_described(view)}, not a directory: give another path")
+
+
 def plan_patch(operations: Sequence[PatchOperation], views: Mapping[str, FileView]) -> PatchPlan:
     """Return what `operations` change in a workspace whose files are as `views` says, or refuse all of them.
 
@@ -71,8 +78,7 @@ def plan_patch(operations: Sequence[PatchOperation], views: Mapping[str, FileVie
     changes: list[FileChange] = []
     summary: list[str] = []
     for operation in operations:
-        for path in _named(operation):
-            _refuse_blocked(path, views)
+        refuse_blocked(operation, views)
         if isinstance(operation, AddFile):
             made, told = _add(operation, views)
         elif isinstance(operation, DeleteFile):
@@ -109,15 +115,6 @@ def _refuse_collisions(operations: Sequence[PatchOperation]) -> None:
                 raise PatchFault(f"{directory} is a file in one operation of the patch and the directory of {path} in another")
 
 
-def _refuse_blocked(path: str, views: Mapping[str, FileView]) -> None:
-    for directory in _above(path):
-        view = views.get(directory, _MISSING)
-        if view.kind == "symlink":
-            raise PatchFault(f"{path}: {directory} is {_link(view)}: patch the file under its real path instead")
-        if view.kind not in ("missing", "directory"):
-            raise PatchFault(f"{path}: {directory} is {_described(view)}, not a directory: give another path")
-
-
 def _link(view: FileView) -> str:
     return f"a link to {shown(view.target or '')}"
 
@@ -146,18 +143,25 @@ def _content(path: str, view: FileView) -> bytes:
 def _refuse_existing(path: str, views: Mapping[str, FileView], advice: str) -> None:
     view = views.get(path, _MISSING)
     if view.kind != "missing":
-        raise PatchFault(f"{path} exists already and is {_described(view)}: {advice}")
+        raise PatchFault(f"{path} exists already and is {_described(view)}: {advice if view.kind == 'file' else _ANOTHER_PATH}")
 
 
 def _add(operation: AddFile, views: Mapping[str, FileView]) -> tuple[list[FileChange], list[str]]:
     _refuse_existing(operation.path, views, "change it with *** Update File, or give another path")
-    data = _encoded(operation.path, operation.content, "utf-8")
+    data = encoded(operation.path, operation.content, "utf-8")
     return [FileChange(operation.path, data, _MODE_OF_A_NEW_FILE)], [f"A {operation.path}"]
 
 
 def _delete(operation: DeleteFile, views: Mapping[str, FileView]) -> tuple[list[FileChange], list[str]]:
-    _regular(operation.path, views)
-    return [FileChange(operation.path, None)], [f"D {operation.path}"]
+    path = operation.path
+    view = views.get(path, _MISSING)
+    if view.kind == "symlink":
+        raise PatchFault(
+            f"{path} is {_link(view)}, and a patch deletes only regular files: name the file under its real path, or remove the "
+            "link with a command"
+        )
+    _regular(path, views)
+    return [FileChange(path, None)], [f"D {path}"]
 
 
 def _update(operation: UpdateFile, views: Mapping[str, FileView]) -> tuple[list[FileChange], list[str]]:
@@ -169,7 +173,7 @@ def _update(operation: UpdateFile, views: Mapping[str, FileView]) -> tuple[list[
     data = _content(path, view)
     told = [f"M {path}" if target == path else f"R {path} -> {target}"]
     if operation.hunks:
-        file = _FileText.read(data, operation.hunks)
+        file = FileText.read(path, data, operation.hunks)
         placements = place_hunks(path, operation.hunks, [line.text for line in file.lines])
         told += [
             f"  hunk {placement.hunk.number} matched at line {placement.start + 1} {placement.how}; its '+' lines are as given"
@@ -183,76 +187,8 @@ def _update(operation: UpdateFile, views: Mapping[str, FileView]) -> tuple[list[
     return changes, told
 
 
-@dataclass(frozen=True)
-class _FileLine:
-    """A line of a file and how it ends: LF, CR LF, CR, or "" for a last line without a line end."""
-
-    text: str
-    ending: str
-
-
-@dataclass(frozen=True)
-class _FileText:
-    """A file's content as lines. `mark` is its byte order mark; an undecodable byte is a surrogate (PEP 383)."""
-
-    mark: bytes
-    encoding: str
-    lines: tuple[_FileLine, ...]
-
-    @classmethod
-    def read(cls, data: bytes, hunks: Sequence[Hunk]) -> _FileText:
-        mark, encoding, text = _decoded(data)
-        # A file without any LF may end its lines with CR, as old Macs did; not when the patch itself has a CR within a line.
-        by_cr = "\n" not in text and not any("\r" in line.text for hunk in hunks for line in hunk.lines)
-        *ended, rest = text.split("\r" if by_cr else "\n")
-        if by_cr:
-            lines = [_FileLine(line, "\r") for line in ended]
-        else:
-            lines = [_FileLine(line[:-1], "\r\n") if line.endswith("\r") else _FileLine(line, "\n") for line in ended]
-        if rest:
-            lines.append(_FileLine(rest, ""))
-        return cls(mark, encoding, tuple(lines))
-
-    @property
-    def usual_ending(self) -> str:
-        """The most frequent line end, LF where there is none."""
-        endings = Counter(line.ending for line in self.lines if line.ending)
-        return endings.most_common(1)[0][0] if endings else "\n"
-
-    def has_undecodable(self) -> bool:
-        return any(_UNDECODABLE.search(line.text) for line in self.lines)
-
-    def encode(self, path: str, lines: Sequence[_FileLine]) -> bytes:
-        """Return the bytes of a file with these lines that ends like this one: with a line end, or without."""
-        usual = self.usual_ending
-        inner = [line.text + (line.ending or usual) for line in lines[:-1]]
-        terminated = not self.lines or self.lines[-1].ending
-        last = [line.text + ((line.ending or usual) if terminated else "") for line in lines[-1:]]
-        return self.mark + _encoded(path, "".join(inner + last), self.encoding)
-
-
-def _decoded(data: bytes) -> tuple[bytes, str, str]:
-    for mark, encoding in _ENCODINGS:
-        if data.startswith(mark):
-            try:
-                return mark, encoding, data[len(mark) :].decode(encoding)
-            except UnicodeDecodeError:
-                break
-    return b"", "utf-8", data.decode("utf-8", "surrogateescape")
-
-
-def _encoded(path: str, text: str, encoding: str) -> bytes:
-    try:
-        return text.encode(encoding, "surrogateescape")
-    except UnicodeEncodeError as error:
-        character = shown(text[error.start])
-        raise PatchFault(
-            f"{path}: the character {character} of a '+' line cannot be written as {encoding}: leave it out"
-        ) from None
-
-
-def _edited(path: str, file: _FileText, placements: Sequence[Placement]) -> list[_FileLine]:
-    result: list[_FileLine] = []
+def _edited(path: str, file: FileText, placements: Sequence[Placement]) -> list[FileLine]:
+    result: list[FileLine] = []
     done = 0
     for placement in placements:
         result += file.lines[done : placement.start]
@@ -260,18 +196,15 @@ def _edited(path: str, file: _FileText, placements: Sequence[Placement]) -> list
         fault = f"{path}, hunk {placement.hunk.number} (patch line {placement.hunk.number_in_patch})"
         if [line.text for line in new] == [line.text for line in file.lines[placement.start : placement.end]]:
             raise PatchFault(f"{fault}: it changes nothing: the file has these lines already")
-        replacing = any(line.kind == ADDED and "\ufffd" in line.text for line in placement.lines)
-        if replacing and file.has_undecodable():
-            raise PatchFault(
-                f"{fault}: the file is not UTF-8, and U+FFFD in a '+' line stands for a byte of it that cannot be shown. Change "
-                "only lines without it, or use a command that knows the file's encoding"
-            )
+        reason = file.unwritable((line.text for line in placement.lines if line.kind == ADDED), placement.start, placement.end)
+        if reason:
+            raise PatchFault(f"{fault}: {reason}. Change only lines without it, or use a command that knows the file's encoding")
         result += new
         done = placement.end
     return result + list(file.lines[done:])
 
 
-def _replacement(file: _FileText, placement: Placement) -> Iterator[_FileLine]:
+def _replacement(file: FileText, placement: Placement) -> Iterator[FileLine]:
     """Give a hunk's new lines: context as the file has it, added lines with the line end of what they replace or stand below."""
     at = placement.start
     freed: deque[str] = deque()
@@ -282,7 +215,7 @@ def _replacement(file: _FileText, placement: Placement) -> Iterator[_FileLine]:
         if line.kind == ADDED:
             below = file.lines[at].ending if at < len(file.lines) else ""
             ending = (freed.popleft() if freed else "") or above or below or file.usual_ending
-            yield _FileLine(line.text.removeprefix("\ufeff") if after_mark else line.text, ending)
+            yield FileLine(line.text.removeprefix("\ufeff") if after_mark else line.text, ending)
             after_mark = False
             continue
         original = file.lines[at]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
@@ -15,6 +16,7 @@ _PLAIN: Final = str.maketrans(
     | {"\ufeff": ""}
 )
 _UNDECODABLE: Final = re.compile("[\udc80-\udcff\ufffd]+")
+_CLOSES: Final = re.compile(r"[\]})]*[\])]")
 
 
 def _exactly(line: str) -> str:
@@ -104,42 +106,94 @@ class Matching:
         return self._haystack.last(self._needle, at_most)
 
 
+class Either:
+    """The places of both."""
+
+    def __init__(self, one: Places, other: Places) -> None:
+        self._both = (one, other)
+
+    def earliest(self, at_least: int) -> int | None:
+        return min((it for places in self._both if (it := places.earliest(at_least)) is not None), default=None)
+
+    def latest(self, at_most: int) -> int | None:
+        return max((it for places in self._both if (it := places.latest(at_most)) is not None), default=None)
+
+
+class Blocks:
+    """The block below each line: the lines that are blank or indented deeper than it.
+
+    A line such as `) -> int:`, which closes what the line above the block opened, and what is indented below it, belong to the
+    block too.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._ends = array("q", range(1, len(lines) + 1))
+        self._filled = bytearray(len(lines))
+        open_: list[tuple[int, int]] = []
+        for at, line in enumerate(lines):
+            text = line.lstrip()
+            if not text:
+                continue
+            indent = len(line) - len(text)
+            closes = _CLOSES.match(text) is not None
+            while open_ and (open_[-1][0] > indent or (open_[-1][0] == indent and not closes)):
+                self._ends[open_.pop()[1]] = at
+            if open_:
+                self._filled[open_[-1][1]] = 1
+            open_.append((indent, at))
+        for _, at in open_:
+            self._ends[at] = len(lines)
+
+    def end(self, line: int) -> int:
+        """Return the index after the block."""
+        return self._ends[line]
+
+    def filled(self, line: int) -> bool:
+        """Say whether the block has a line that is not blank."""
+        return bool(self._filled[line])
+
+
 class Below:
     """Where the old lines match below a header, which stands at each of `anchors`.
 
-    An anchor leads to every match in its block, unless one follows the anchor directly, which then is the place; to the nearest
-    match when there is none in its block. Matches belong to the last anchor before them. The lines may begin with the header's
-    own line, repeated, unless `strictly`.
+    An anchor leads to every match in its block, unless one follows the anchor directly, which then is the place. An anchor
+    without a block leads to the nearest match. Matches belong to the last anchor before them. The lines may begin with the
+    header's own line, repeated, unless `strictly`.
     """
 
-    def __init__(
-        self, matching: Matching, anchors: Sequence[int], block_end: Callable[[int], int], strictly: bool = False
-    ) -> None:
-        self._matches, self._anchors, self._block_end, self._skipped = matching, anchors, block_end, int(strictly)
+    def __init__(self, matching: Matching, anchors: Sequence[int], blocks: Blocks, strictly: bool = False) -> None:
+        self._matches, self._anchors, self._blocks, self._skipped = matching, anchors, blocks, int(strictly)
+        self._nearest: dict[int, int | None] = {}
 
     def earliest(self, at_least: int) -> int | None:
         found = self._matches.earliest(at_least)
-        if found is None or self.leads_to(found):
-            return found
-        following = bisect_right(self._anchors, found - self._skipped)
-        if following == len(self._anchors):
-            return None
-        return self._matches.earliest(self._anchors[following] + self._skipped)
+        while found is not None and not self.leads_to(found):
+            # No later match of the same anchor is a place either.
+            following = bisect_right(self._anchors, found - self._skipped)
+            if following == len(self._anchors):
+                return None
+            found = self._matches.earliest(self._anchors[following] + self._skipped)
+        return found
 
     def latest(self, at_most: int) -> int | None:
         found = self._matches.latest(at_most)
-        if found is None or self.leads_to(found):
-            return found
-        anchor, nearest = self._from_anchor(found)
-        if anchor is None or nearest is None or nearest == anchor + 1:
-            return nearest
-        in_block = self._matches.latest(min(at_most, self._block_end(anchor) - 1))
-        return nearest if in_block is None else max(nearest, in_block)
+        while found is not None and not self.leads_to(found):
+            anchor, nearest = self._from_anchor(found)
+            if anchor is None or nearest is None:
+                return None
+            if nearest == anchor + 1 or not self._blocks.filled(anchor):
+                return nearest
+            found = self._matches.latest(min(found, self._blocks.end(anchor)) - 1)
+        return found
 
     def leads_to(self, match: int) -> bool:
         """Say whether a match is one of the places."""
         anchor, nearest = self._from_anchor(match)
-        return anchor is not None and (match == nearest or (nearest != anchor + 1 and match < self._block_end(anchor)))
+        if anchor is None:
+            return False
+        if match == nearest and (nearest == anchor + 1 or not self._blocks.filled(anchor)):
+            return True
+        return nearest != anchor + 1 and match < self._blocks.end(anchor)
 
     def _from_anchor(self, match: int) -> tuple[int | None, int | None]:
         """Return the anchor that a match belongs to, and the nearest match after it."""
@@ -147,4 +201,21 @@ class Below:
         if not index:
             return None, None
         anchor = self._anchors[index - 1]
-        return anchor, self._matches.earliest(anchor + self._skipped)
+        if anchor not in self._nearest:
+            self._nearest[anchor] = self._matches.earliest(anchor + self._skipped)
+        return anchor, self._nearest[anchor]
+
+
+class OnlyBelow:
+    """Where the old lines match below the first of `anchors`, if they match nowhere else in the file."""
+
+    def __init__(self, matching: Matching, anchors: Sequence[int]) -> None:
+        first = matching.earliest(0)
+        alone = first is not None and first >= anchors[0] and matching.earliest(first + 1) is None
+        self._place = first if alone else None
+
+    def earliest(self, at_least: int) -> int | None:
+        return self._place if self._place is not None and self._place >= at_least else None
+
+    def latest(self, at_most: int) -> int | None:
+        return self._place if self._place is not None and self._place <= at_most else None

@@ -80,7 +80,10 @@ def define_subagents(spec: AgentSpec) -> list[ToolDefinition]:
     def fault(arguments: Mapping[str, Any]) -> str | None:
         return _fault_of_spawn(arguments, workspaces)
 
-    return [ToolDefinition("spawn_agents", told, spawn, fault), ToolDefinition("subagents", _MANAGE, manage)]
+    return [
+        ToolDefinition("spawn_agents", told, spawn, fault),
+        ToolDefinition("subagents", _MANAGE, manage, _fault_of_message),
+    ]
 
 
 _SEES = {
@@ -98,6 +101,11 @@ def _fault_of_spawn(arguments: Mapping[str, Any], workspaces: Mapping[str, str])
         if not isinstance(one, dict):
             return None
         sees, name = workspaces.get(str(one.get("role"))), one.get("name")
+        # A pattern's $ also lets a newline follow.
+        if isinstance(name, str) and name.endswith("\n"):
+            return f"agents: {name!r}: a name has no line breaks; take them out"
+        if isinstance(task := one.get("task"), str) and not task.strip():
+            return f"agents: {name!r}: task is empty; say what is to be done"
         if one.get("inputs") and sees != "inputs":
             return f"agents: {name!r}: inputs are for roles that get files; leave them out, or say in the task what matters"
         if sees == "inputs" and not one.get("inputs"):
@@ -107,4 +115,12 @@ def _fault_of_spawn(arguments: Mapping[str, Any], workspaces: Mapping[str, str])
         for path in one.get("inputs") or ():
             if isinstance(path, str) and (path.startswith("/") or ".." in path.split("/")):
                 return f"agents: {name!r}: inputs: {path!r} must be relative to the workspace, without '..'"
+    return None
+
+
+def _fault_of_message(arguments: Mapping[str, Any]) -> str | None:
+    said = arguments.get("message")
+    text = said.get("text") if isinstance(said, dict) else None
+    if isinstance(text, str) and not text.strip():
+        return "message: text is empty; say something, or leave message out"
     return None

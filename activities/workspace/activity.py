@@ -16,6 +16,7 @@ from activities.sandbox.registry import ProviderRegistry
 from activities.sandbox.turns import Turns
 from activities.store.blobs import BlobStore
 from activities.workspace.keeper import WorkspaceKeeper
+from activities.workspace.names import is_utf8, readable
 from activities.workspace.take import take_results
 from contracts.activity_names import (
     COLLECT_OUTPUTS,
@@ -49,6 +50,10 @@ MAX_TOLD = 200
 SETUP_OUTPUT = 4096
 """Bytes of a failed setup command's output that people are shown."""
 MAX_ARTIFACTS = 10_000
+_KINDS = {
+    "closed directory": "this directory cannot be listed; open it with chmod",
+    "other": "a FIFO, socket or device, not a regular file",
+}
 
 
 class WorkspaceActivities:
@@ -154,8 +159,9 @@ class WorkspaceActivities:
             sandbox = await self._providers.attach(given.sandbox)
             artifacts: list[Artifact] = []
             skipped: list[str] = []
+            seen: set[str] = set()
             for output in given.outputs:
-                await self._collect(sandbox, given, output.path, artifacts, skipped, beat)
+                await self._collect(sandbox, given, output.path, artifacts, skipped, seen, beat)
             index = await self._blobs.put_json([artifact.model_dump(mode="json") for artifact in artifacts])
             return CollectOutputsResult(
                 artifacts=ArtifactList(
@@ -174,13 +180,23 @@ class WorkspaceActivities:
         top: str,
         artifacts: list[Artifact],
         skipped: list[str],
+        seen: set[str],
         beat: Beat,
     ) -> None:
-        for path, view in await _listing(sandbox, top):
-            if view.kind == "directory":
+        try:
+            listed = await _listing(sandbox, top)
+        except FileFault as fault:
+            skipped.append(readable(str(fault)))
+            return
+        for path, view in listed:
+            if view.kind == "directory" or path in seen:
+                continue
+            seen.add(path)
+            if not is_utf8(path):
+                skipped.append(f"{readable(path)}: its name is not UTF-8; rename it")
                 continue
             if view.kind != "file":
-                skipped.append(f"{path}: a {view.kind}, not a regular file")
+                skipped.append(f"{path}: {_KINDS.get(view.kind, f'a {view.kind}, not a regular file')}")
                 continue
             if len(artifacts) >= MAX_ARTIFACTS:
                 skipped.append(f"{path}: more than {MAX_ARTIFACTS} artifacts")
@@ -188,7 +204,7 @@ class WorkspaceActivities:
             try:
                 blob = await self._blobs.put_chunks(f"{given.sandbox.id}/{path}", sandbox.read(path))
             except FileFault as fault:
-                skipped.append(str(fault))
+                skipped.append(readable(str(fault)))
                 continue
             media_type = mimetypes.guess_type(path, strict=True)[0] or "application/octet-stream"
             artifacts.append(Artifact(path=path, blob=blob, media_type=media_type, mode=view.mode & 0o777))

@@ -227,7 +227,7 @@ def _destinations(run_id: str, outputs: Sequence[OutputSpec], artifacts: Sequenc
             name = artifact.path.removeprefix(output.path).removeprefix("/") or artifact.path.rpartition("/")[2]
             key = _below(prefix, name)
             other = destination.wanted.setdefault(key, artifact)
-            if other is not artifact or name == SEAL:
+            if other.path != artifact.path or name == SEAL:
                 what = "the record of the delivery" if name == SEAL else repr(other.path)
                 raise BadInput(
                     f"manifest.outputs: {artifact.path!r} and {what} would both become {key!r} in {destination.name}; "

@@ -7,6 +7,7 @@ entry is listed, and everything that can be refused is refused, before anything 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from activities.workspace.fetch_report import (
 from activities.workspace.fetch_save import Fetching, owner_of
 from activities.workspace.fetch_spool import RunSpool, Spool, identity_of
 from activities.workspace.fetch_tree import Alike, TreeBuilder, check_name, naming
+from activities.workspace.names import readable
 from activities.workspace.sources.bucket import BucketFiles, open_bucket
 from activities.workspace.sources.inline import InlineSource, in_memory
 from activities.workspace.sources.local import LocalSource
@@ -89,7 +91,7 @@ class ManifestActivities:
                     spool.clear()
                     raise
             except BadInput as error:
-                raise ApplicationError(str(error), type=ErrorType.BAD_INPUT, non_retryable=True) from None
+                raise ApplicationError(readable(str(error)), type=ErrorType.BAD_INPUT, non_retryable=True) from None
             spool.clear()
             return result
 
@@ -185,15 +187,19 @@ class _Attempt:
         """Check everything that an entry brings, and put it into the tree."""
         if not isinstance(entry, InlineEntry):
             selection = Selection(entry.include, entry.exclude)
-            found = [item for item in found if selection.takes(item.path, is_directory=item.open is None and item.target is None)]
-        files = [item for item in found if item.open is not None or item.target is not None]
-        if not files and not isinstance(entry, InlineEntry) and entry.include:
+            found = [item for item in found if selection.takes(item.path or item.file_name, is_directory=item.is_directory)]
+        files = [item for item in found if not item.is_directory]
+        if not files and not isinstance(entry, InlineEntry) and (entry.include or not found):
             raise BadInput(f"manifest.entries.{place}: include and exclude leave no file; correct the patterns")
+        mode = str(entry.mode) if isinstance(entry, BucketEntry) and entry.mode in ("lazy", "presigned") else "copy"
+        if mode == "lazy":
+            # The place is the directory of the list, so that the one object of a whole key lies in it by its own name.
+            found = [dataclasses.replace(item, path=item.path or item.file_name) for item in files]
+            files = found
         alike = Alike()
         for item in found:
-            check_name(place, item)
+            check_name(place, item, is_key=isinstance(entry, BucketEntry))
             alike.look(item.path)
-        mode = str(entry.mode) if isinstance(entry, BucketEntry) and entry.mode in ("lazy", "presigned") else "copy"
         self._tree.check_limits(place, entry, files, contents=mode == "copy")
         planned: list[Entry | None] = [None] * len(files)
         if mode == "copy":
@@ -222,13 +228,17 @@ class _Attempt:
             if planned is not None:
                 planned.is_remote = is_remote
                 planned.identity = identity_of(name, item.name, item.version) if item.version else ""
-            if item.open is not None or item.target is not None:
+            if not item.is_directory:
                 entries.append(planned.entry if planned is not None else None)
         return entries
 
     def _name_only(self, place: str, entry: ManifestEntry, files: list[Found]) -> None:
         names = canonical_json([{"path": item.path, "size": item.size} for item in files])
         self._generated(place, entry, LAZY_NAMES, names)
+        # They must all have room beside each other and the list, though none of them is there yet.
+        there = TreeBuilder(self._manifest.limits)
+        for item in (Found(LAZY_NAMES, LAZY_NAMES, open=lambda: in_memory(names)), *files):
+            there.add(place, entry, item)
         self._lazy[place] = {item.path: [item.name, item.version, item.size] for item in files}
 
     async def _sign(self, place: str, entry: ManifestEntry, source: BucketFiles, files: list[Found]) -> None:

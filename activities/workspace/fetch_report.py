@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectDamaged, ObjectMissing
+from activities.workspace.names import readable
 from activities.workspace.sources.port import SourceChanged
 from contracts.base import BadInput, Contract
 from contracts.blob import BlobRef
@@ -19,12 +21,16 @@ _FIRST_PATHS = 8
 _DESCRIBED = 300
 
 
+Name = Annotated[str, AfterValidator(readable)]
+"""A name as text: any bytes may be one, and JSON takes UTF-8 alone."""
+
+
 class SourceFile(Contract):
     """One file: where it lies below the entry's place, what the source calls it, and what it was. `sha256` is '' of content that
     was not fetched."""
 
-    path: str
-    name: str
+    path: Name
+    name: Name
     version: str = ""
     size: int
     sha256: str = ""

@@ -24,7 +24,7 @@ from activities.workspace.fetch_tree import Planned, TreeBuilder, naming
 from activities.workspace.ingest import WHOLE_BYTES, Content, Pending, Unreadable, Vanished
 from activities.workspace.snapshots import Contents, Scan, SnapshotStore
 from activities.workspace.sources.port import SourceChanged
-from activities.workspace.tree import Directory, Entry
+from activities.workspace.tree import Directory, Entry, kept_time
 from contracts.base import BadInput, canonical_json, sha256_hex
 from contracts.snapshot import SnapshotRef
 
@@ -128,7 +128,7 @@ class Fetching:
                 continue
             entry = planned.entry
             entry.size, entry.digest, entry.pieces = found.size, found.digest, found.pieces
-            entry.mode, entry.mtime = planned.mode, planned.found.mtime
+            entry.mode, entry.mtime = planned.mode, kept_time(planned.found.mtime)
         return left
 
     def _note_name(self, number: int) -> str:

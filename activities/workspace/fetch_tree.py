@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from activities.workspace.scan import MAX_DEPTH
 from activities.workspace.sources.port import TIME_OF_NO_FILE, Found
-from activities.workspace.tree import FILE, SYMLINK, Directory, Entry
+from activities.workspace.tree import FILE, SYMLINK, Directory, Entry, kept_time
 from contracts.base import BadInput
 from contracts.manifest import InlineEntry, ManifestEntry, ManifestLimits
 
@@ -52,7 +52,7 @@ class TreeBuilder:
         self.root = Directory(mtime=TIME_OF_NO_FILE)
         self.files: list[Planned] = []
         self._limits = limits
-        self._bytes = 0
+        self._count = self._bytes = 0
         self._folders: dict[str, Directory] = {}
 
     def check_limits(self, place: str, entry: ManifestEntry, files: Sequence[Found], *, contents: bool = True) -> None:
@@ -65,12 +65,10 @@ class TreeBuilder:
                         f"manifest.entries.{place}: {here} {what}, more than its max_{what} of {most}; raise that, or narrow "
                         "the entry with include and exclude"
                     )
+        self._count += count
         self._bytes += size
         limits = self._limits
-        for what, most, total in (
-            ("files", limits.max_files, len(self.files) + count),
-            ("bytes", limits.max_bytes, self._bytes),
-        ):
+        for what, most, total in (("files", limits.max_files, self._count), ("bytes", limits.max_bytes, self._bytes)):
             if total > most:
                 raise BadInput(
                     f"manifest.entries.{place}: more than {most} {what} in all; raise manifest.limits.max_{what}, or give less"
@@ -92,7 +90,7 @@ class TreeBuilder:
                 f"manifest.entries.{place}: {found.name or path!r} would lie at {path!r}, where {what} is; leave one out"
             )
         if found.target is not None:
-            parent.children[raw] = Entry(SYMLINK, 0o777, found.mtime, target=found.target)
+            parent.children[raw] = Entry(SYMLINK, 0o777, kept_time(found.mtime), target=found.target)
             return None
         planned = Planned(place, path, found, mode_of(entry, found), parent, raw, Entry(FILE))
         parent.children[raw] = planned.entry
@@ -129,9 +127,14 @@ def mode_of(entry: ManifestEntry, found: Found) -> int:
     return mode & ~0o222 if entry.read_only else mode
 
 
-def check_name(place: str, found: Found) -> None:
-    """Refuse what cannot be a path below an entry's place. Raises BadInput naming it as its source does."""
+def check_name(place: str, found: Found, *, is_key: bool = False) -> None:
+    """Refuse what cannot be a path below an entry's place. Raises BadInput naming it as its source does.
+
+    `is_key`: it is no name that a file has already, so that a backslash may well stand for a /.
+    """
     fault = _fault(found.path)
+    if fault is None and is_key and "\\" in found.path:
+        fault = "holds a backslash"
     if fault is None and place.count("/") + found.path.count("/") + 2 > MAX_DEPTH:
         fault = f"lies deeper than {MAX_DEPTH} directories"
     if fault is not None:
@@ -143,8 +146,8 @@ def _fault(path: str) -> str | None:
         return None
     if path.startswith("/"):
         return "begins with / below the entry's source"
-    if "\0" in path or "\\" in path:
-        return "holds a NUL character or a backslash"
+    if "\0" in path:
+        return "holds a NUL character"
     parts = path.split("/")
     if "" in parts:
         return "has an empty part between two /, or is a directory with content"

@@ -67,8 +67,9 @@ class Ignore:
 
 
 def pattern_lines(text: str) -> list[str]:
-    """Return the lines of a file of patterns that may say something."""
-    return [line for line in (line.removesuffix("\r") for line in text.split("\n")) if line.strip() and not line.startswith("#")]
+    """Return the lines of a file of patterns that may say something. A byte order mark before the first is none of it."""
+    lines = (line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n"))
+    return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _rule(line: str) -> _Rule | None:
@@ -83,12 +84,30 @@ def _rule(line: str) -> _Rule | None:
     if not line:
         return None
     try:
-        parts = [_ANY_FOLDERS if part == "**" and is_anchored else _part(part) for part in line.split("/")]
+        # Two stars or more.
+        parts = [_ANY_FOLDERS if is_anchored and len(part) > 1 and not part.strip("*") else _part(part) for part in _split(line)]
     except _NoPattern:
         return None
     if parts[-1] is _ANY_FOLDERS:
         parts.append(_ANYTHING)
     return _Rule(tuple(parts), is_anchored, directories_only, excludes)
+
+
+def _split(line: str) -> list[str]:
+    """Return what stands between slashes; one in brackets is among their letters, and stands for nothing in a name."""
+    parts, begin, at = [""], 0, 0
+    while at < len(line):
+        if line[at] == "[":
+            _, at = _bracket(line, at + 1)
+            continue
+        is_escape = line[at] == "\\"
+        if line[at + is_escape : at + is_escape + 1] == "/":
+            parts[-1] = line[begin:at]
+            parts.append("")
+            begin = at + is_escape + 1
+        at += 1 + is_escape
+    parts[-1] = line[begin:]
+    return parts
 
 
 def _part(glob: str) -> re.Pattern[str]:
@@ -134,18 +153,21 @@ def _bracket(glob: str, at: int) -> tuple[str, int]:
             break
         first = False
         if glob.startswith("[:", at):
-            name, found, _ = glob[at + 2 :].partition(":]")
-            if not found or name not in _CLASSES:
-                raise _NoPattern
-            text += _CLASSES[name]
-            at += len(name) + 4
-            continue
+            end = glob.find("]", at + 2)
+            # Without the second colon it is a bracket and a colon among others.
+            if end < 0 or (glob[end - 1] == ":" and end > at + 2):
+                name = glob[at + 2 : end - 1]
+                if end < 0 or name not in _CLASSES:
+                    raise _NoPattern
+                text += _CLASSES[name]
+                at = end + 1
+                continue
         low, at = _letter(glob, at)
-        high = low
+        text += re.escape(low)
         if glob.startswith("-", at) and glob[at + 1 : at + 2] not in ("", "]"):
             high, at = _letter(glob, at + 1)
-        if low <= high:
-            text += f"{re.escape(low)}-{re.escape(high)}"
+            # One the wrong way round is its first letter alone.
+            text += f"{re.escape(low)}-{re.escape(high)}" if low <= high else ""
     if not text:
         return ("." if is_negated else "(?!)."), at + 1
     return f"[{'^' if is_negated else ''}{text}]", at + 1

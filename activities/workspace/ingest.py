@@ -17,7 +17,7 @@ from typing import Protocol
 from pyfastcdc import FastCDC
 
 from activities.workspace.packs import Buffer, PackWriter, compress, compress_all
-from activities.workspace.tree import FILE, Directory, Entry, Piece, Xattrs
+from activities.workspace.tree import FILE, Directory, Entry, Piece, Xattrs, kept_time
 
 WHOLE_BYTES = 1 << 20
 """Files up to this size are one piece."""
@@ -224,7 +224,7 @@ class Ingest:
 
 
 def _fill(entry: Entry, content: Content, digest: bytes, pieces: tuple[Piece, ...]) -> None:
-    entry.size, entry.mtime, entry.mode = content.size, content.mtime, content.mode
+    entry.size, entry.mtime, entry.mode = content.size, kept_time(content.mtime), content.mode
     entry.digest, entry.pieces, entry.xattrs = digest, pieces, content.xattrs
 
 

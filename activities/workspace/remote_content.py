@@ -33,7 +33,7 @@ from activities.sandbox.port import SandboxUnavailable
 from activities.workspace.ingest import WHOLE_BYTES, Content, Unreadable, Vanished
 from activities.workspace.remote_listing import parse_attributes, refuse
 from activities.workspace.remote_tree import Reading
-from activities.workspace.tree import PERMISSIONS, Xattrs
+from activities.workspace.tree import PERMISSIONS, Xattrs, kept_time
 
 MAGIC = b"caisson-bundle-1\n"
 FRAME = struct.Struct(">cI")
@@ -236,11 +236,10 @@ class FrameReader:
         self._number = self._next(words[0])
         offset, inode, mtime, mode, ctime = map(int, words[1:6])
         received = self._spool.begin(self._number)
-        if abs(mtime) > 1 << 62:
-            raise ValueError("a time")
         if offset and not received.is_there:
             raise ValueError("the end of a file that has no beginning")
-        received.is_there, received.mtime, received.mode = not received.reason, mtime, mode & PERMISSIONS
+        received.is_there, received.mode = not received.reason, mode & PERMISSIONS
+        received.mtime = kept_time(mtime)
         received.inode = inode
         received.xattrs = parse_attributes(words[6]) if len(words) > 6 else ()
         if ctime != self._readings[self._number].ctime:

@@ -2,7 +2,7 @@
 
     now         the time, in ns, before which whatever was changed cannot change again without a later ctime
     ignore      the content of the workspace's .caissonignore
-    rows        PATH//mode links inode size mtime ctime device\\n      mode in hexadecimal, times as seconds.fraction or in ns
+    rows        PATH//mode links inode size mtime ctime device\\n      mode in hexadecimal, times in ns, or the shell's in s
     links       PATH NUL target NUL
     faults      PATH NUL why it, or what it holds, cannot be looked at NUL
     attributes  PATH NUL name=value,... in hexadecimal NUL
@@ -23,17 +23,16 @@ from dataclasses import dataclass, field
 from activities.sandbox.port import SandboxUnavailable
 from activities.workspace.ignore import pattern_lines
 from activities.workspace.scan import MAX_IGNORE_BYTES, Key
-from activities.workspace.tree import Xattrs, is_good_name
+from activities.workspace.tree import Xattrs, is_good_name, kept_time
 
 _ROW = re.compile(
     rb"\.(?:/(?!/)([^\0]*?))?//([0-9a-f]{1,8}) (\d{1,10}) (\d{1,20}) (\d{1,19}) "
-    rb"(-?\d{1,19}(?:\.\d{1,9})?) (-?\d{1,19}(?:\.\d{1,9})?) (\d{1,20})\n"
+    rb"(-?\d{1,29}(?:\.\d{1,9})?) (-?\d{1,29}(?:\.\d{1,9})?) (\d{1,20})\n"
 )
 _DIGEST = re.compile(rb"^([0-9a-f]{64})  \./([^\n\\]+)$", re.MULTILINE)
 _SECTIONS = ("now", "ignore", "rows", "links", "faults", "attributes", "digests", "end")
 _MAX_REASON = 200
 _MAX_TARGET = 4096
-_LARGEST = 1 << 62
 
 
 @dataclass(slots=True)
@@ -63,11 +62,14 @@ def refuse(why: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"the sandbox sent no proper answer about its workspace: {why}")
 
 
-def parse_listing(packed: bytes, most: int, entries: int) -> Listing:
-    """Return what `packed` lists: at most `most` bytes when unpacked, and at most `entries` paths. Raises SandboxUnavailable."""
+def parse_listing(packed: bytes, most: int, entries: int, *, in_seconds: bool = False) -> Listing:
+    """Return what `packed` lists: at most `most` bytes when unpacked, and at most `entries` paths. Raises SandboxUnavailable.
+
+    `in_seconds`: times without a fraction are seconds, and not nanoseconds.
+    """
     sections = _sections(_unpacked(packed, most))
     try:
-        rows = _rows(sections["rows"], entries)
+        rows = _rows(sections["rows"], entries, in_seconds)
         return Listing(
             now=int(sections["now"][:20]),
             ignore=_ignore(sections["ignore"]),
@@ -88,16 +90,12 @@ def parse_attributes(text: bytes) -> Xattrs:
     return tuple((name, value) for name, value in found if name.startswith(b"user.") and 5 < len(name) <= 255)
 
 
-def nanoseconds(text: bytes) -> int:
-    """Return a time: ns as they are, seconds with a fraction, or seconds alone, which are too few digits for ns."""
+def _nanoseconds(text: bytes, in_seconds: bool) -> int:
     whole, dot, fraction = text.partition(b".")
-    if dot:
-        value = int(whole) * 10**9 + int(fraction.ljust(9, b"0"))
-    else:
-        value = int(whole) if len(whole) > 12 else int(whole) * 10**9
-    if abs(value) > _LARGEST:
-        raise ValueError(f"the time {text!r}")
-    return value
+    if not dot:
+        return kept_time(int(whole) * (10**9 if in_seconds else 1))
+    parts = int(fraction.ljust(9, b"0"))
+    return kept_time(int(whole) * 10**9 + (-parts if whole.startswith(b"-") else parts))
 
 
 def unsqueezed(head: bytes) -> zlib._Decompress | None:
@@ -134,7 +132,7 @@ def _sections(data: bytes) -> dict[str, bytes]:
     return found
 
 
-def _rows(data: bytes, entries: int) -> list[Row]:
+def _rows(data: bytes, entries: int, in_seconds: bool) -> list[Row]:
     rows: list[Row] = []
     at = 0
     while at < len(data):
@@ -144,7 +142,8 @@ def _rows(data: bytes, entries: int) -> list[Row]:
         path, mode, links, inode, size, mtime, ctime, device = match.groups()
         if (path is None) != (at == 0):
             raise ValueError("a listing that does not begin with the workspace")
-        key = (nanoseconds(ctime), int(inode), int(size), nanoseconds(mtime), int(mode, 16), int(links))
+        changed, modified = _nanoseconds(ctime, in_seconds), _nanoseconds(mtime, in_seconds)
+        key = (changed, int(inode), int(size), modified, int(mode, 16), int(links))
         rows.append(Row(path or b"", key, int(device)))
         if len(rows) > entries:
             raise ValueError(f"more than {entries} files, directories and links; leave some out in .caissonignore")

@@ -101,7 +101,7 @@ class RemoteWorkspace:
         packed = b"".join([data async for data in self._helper.read("listing", most)])
 
         def work() -> tuple[TreeMaker, Scan, Seen]:
-            listing: Listing = parse_listing(packed, most, self._limits.entries)
+            listing: Listing = parse_listing(packed, most, self._limits.entries, in_seconds=not keeps.python)
             maker = TreeMaker(
                 listing,
                 keeps,

@@ -24,7 +24,7 @@ from activities.workspace.remote_content import Spool
 from activities.workspace.remote_listing import refuse, unsqueezed
 from activities.workspace.remote_restore import PartWriter
 from activities.workspace.remote_tree import Reading
-from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry, walk
+from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry, kept_time, walk
 
 _CHUNK = 1 << 20
 _BLOCK = 512
@@ -117,6 +117,8 @@ class TarReader:
         if int(block[148:156].strip(b" \0") or b"0", 8) != sum(block) - sum(block[148:156]) + 8 * 32:
             raise ValueError("a damaged header")
         size, kind = _number(block[124:136]), block[156:157]
+        if size < 0:
+            raise ValueError("a size below 0")
         self._left, self._padding, self._offset = size, -size % 512, 0
         self._number, self._is_name = -1, kind == b"L"
         if self._is_name:
@@ -135,8 +137,9 @@ class TarReader:
         listed = reading.pending.entry
         self._number = number
         # Whole seconds are all that an archive has; the listing knows more, if the file is still the same.
-        is_same = size == listed.size and mtime == listed.mtime // 10**9
-        received.mtime = listed.mtime if is_same else mtime * 10**9
+        kept = kept_time(mtime * 10**9)
+        is_same = size == listed.size and kept == listed.mtime // 10**9 * 10**9
+        received.mtime = listed.mtime if is_same else kept
         received.is_sure = is_same and reading.ctime < self._now
         received.inode = reading.pending.inode
         received.is_there, received.mode = True, mode & PERMISSIONS
@@ -205,8 +208,8 @@ class TarSender:
         await asyncio.to_thread(whole.unlink)
 
     def _member(self, path: bytes, entry: Entry) -> bytes:
-        fraction = entry.mtime % 10**9 if self._keeps.nanoseconds and "gnutar" in self._keeps.words else 0
-        return _header(b"./" + path, entry.size, entry.mode, entry.mtime // 10**9, fraction)
+        is_exact = self._keeps.nanoseconds and "gnutar" in self._keeps.words
+        return _header(b"./" + path, entry.size, entry.mode, entry.mtime if is_exact else entry.mtime // 10**9 * 10**9)
 
     def _begin(self, place: Path) -> bytes:
         """Return all that needs no content: the directories, empty files, and what the helper is to do in the end."""
@@ -216,7 +219,7 @@ class TarSender:
         for path, entry in walk(self._root):
             script.add(path, entry)
             if isinstance(entry, Directory):
-                out.append(_header(b"./" + path + b"/", 0, 0o700, 0, 0, b"5"))
+                out.append(_header(b"./" + path + b"/", 0, 0o700, 0, b"5"))
             elif entry.kind == FILE:
                 if {10, 92} & set(path):
                     script.check(path, entry.digest)
@@ -224,7 +227,7 @@ class TarSender:
                     digests.append(b"%s  ./%s\n" % (entry.digest.hex().encode(), path))
                 self._plan(place, path, entry, out)
         for name, data in ((b"./.caisson-digests", b"".join(digests)), (b"./.caisson-finish", script.text())):
-            out.append(_header(name, len(data), 0o600, 0, 0) + data + bytes(-len(data) % _BLOCK))
+            out.append(_header(name, len(data), 0o600, 0) + data + bytes(-len(data) % _BLOCK))
         return b"".join(out)
 
     def _plan(self, place: Path, path: bytes, entry: Entry, out: list[bytes]) -> None:
@@ -271,7 +274,8 @@ class Script:
                 self._touch(b"-h ", entry.mtime, name)
         elif entry.kind == HARD_LINK:
             self._lines.append(b"ln %s %s" % (_quoted(b"./" + entry.target), name))
-        elif self._keeps.nanoseconds and "gnutar" not in self._keeps.words:
+        elif "gnutar" not in self._keeps.words and (self._keeps.nanoseconds or entry.mtime < 0):
+            # BusyBox takes a time before 1970 in an archive for 1970.
             self._touch(b"", entry.mtime, name)
 
     def check(self, path: bytes, digest: bytes) -> None:
@@ -289,7 +293,8 @@ class Script:
         ]
         for (option, time), names in self._times.items():
             for start in range(0, len(names), _TOUCHED):
-                lines.append(b"touch %s-d %s %s" % (option, time, b" ".join(names[start : start + _TOUCHED])))
+                # A file system that cannot hold a time still holds the files.
+                lines.append(b"touch %s-d %s %s || :" % (option, time, b" ".join(names[start : start + _TOUCHED])))
         # Deepest first, since nothing below a directory can be reached once it is closed.
         return b"\n".join([*lines, *reversed(self._last), b""])
 
@@ -297,8 +302,8 @@ class Script:
         self._times.setdefault((option, self._at(mtime)), []).append(name)
 
     def _at(self, mtime: int) -> bytes:
-        seconds, fraction = divmod(mtime, 10**9)
-        return b"@%d.%09d" % (seconds, fraction) if self._keeps.nanoseconds and fraction else b"@%d" % seconds
+        is_whole = not self._keeps.nanoseconds or not mtime % 10**9
+        return b"@%d" % (mtime // 10**9) if is_whole else b"@" + _decimal(mtime)
 
 
 def _quoted(text: bytes) -> bytes:
@@ -315,18 +320,23 @@ def _write_at(whole: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def _header(name: bytes, size: int, mode: int, mtime: int, fraction: int, kind: bytes = b"0") -> bytes:
+def _decimal(time: int) -> bytes:
+    """Return a time in seconds with a fraction. Of one before 1970 both count backwards."""
+    return b"%s%d.%09d" % (b"-" if time < 0 else b"", *divmod(abs(time), 10**9))
+
+
+def _header(name: bytes, size: int, mode: int, time: int, kind: bytes = b"0") -> bytes:
     """Return a header as GNU tar writes it, with what must come before it: a long name, and the nanoseconds of a time."""
     before = b""
-    if fraction:
-        record = b" mtime=%d.%09d\n" % (mtime, fraction)
+    if time % 10**9:
+        record = b" mtime=%s\n" % _decimal(time)
         length = len(record) + 2
         data = b"%d%s" % (length, record)
         before += _block(b"./pax", len(data), 0o600, 0, b"x") + data + bytes(-len(data) % _BLOCK)
     if len(name) > 100:
         data = name + b"\0"
         before += _block(b"././@LongLink", len(data), 0o600, 0, b"L") + data + bytes(-len(data) % _BLOCK)
-    return before + _block(name[:100], size, mode, mtime, kind)
+    return before + _block(name[:100], size, mode, time // 10**9, kind)
 
 
 def _block(name: bytes, size: int, mode: int, mtime: int, kind: bytes) -> bytes:
@@ -341,7 +351,7 @@ def _block(name: bytes, size: int, mode: int, mtime: int, kind: bytes) -> bytes:
 
 
 def _number(text: bytes) -> int:
-    """Return a number of a tar header: octal, or in base 256 when its first bit is set."""
+    """Return a number of a tar header: octal, or in base 256 when its first bit is set; below 0 when its second is as well."""
     if text[0] & 0x80:
-        return int.from_bytes(text[1:])
+        return int.from_bytes(text[1:]) - (1 << 8 * len(text[1:]) if text[0] & 0x40 else 0)
     return int(text.strip(b" \0") or b"0", 8)

@@ -13,9 +13,9 @@ from activities.workspace.ignore import Ignore
 from activities.workspace.ingest import Content, Link, Pending, Vanished
 from activities.workspace.remote_call import Keeps
 from activities.workspace.remote_listing import Listing, Row, good_path, refuse
-from activities.workspace.scan import MAX_DEPTH, Key, Seen
+from activities.workspace.scan import IGNORE_FILE, MAX_DEPTH, Key, Seen, ignore_fault
 from activities.workspace.snapshots import Scan, Skipped, entries_of
-from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry
+from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry, kept_time
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -78,6 +78,9 @@ class TreeMaker:
         self.readings.sort(key=lambda reading: reading.pending.path)
         for reading in self.readings:
             reading.pending.links = self._links.get(reading.pending.path, ())
+        for row in rows:
+            if row.path == IGNORE_FILE.encode() and (fault := ignore_fault(row.key[4], row.key[2])):
+                self._skipped.append((row.path, fault))
         if lost := self._keeps.lost:
             self._skipped.append((b"", lost))
         return Scan(root, [reading.pending for reading in self.readings], self._skipped, self._lines), seen
@@ -245,7 +248,7 @@ class TreeMaker:
         return entry
 
     def _time(self, mtime: int) -> int:
-        return mtime if self._keeps.nanoseconds else mtime - mtime % 10**9
+        return kept_time(mtime if self._keeps.nanoseconds else mtime - mtime % 10**9)
 
     def _link_time(self, mtime: int) -> int:
         return self._time(mtime) if self._keeps.link_times else 0

@@ -163,7 +163,7 @@ def move_into(place: Path, workspace: Path, trash: Path, *, keep: bool) -> None:
             os.removexattr(workspace, gone)
         _set_xattrs(workspace, tuple(xattrs.items()))
         workspace.chmod(own.st_mode & 0o777)
-        os.utime(workspace, ns=(own.st_mtime_ns, own.st_mtime_ns))
+        _set_time(workspace, own.st_mtime_ns)
     else:
         workspace.chmod(0o755)
     remove(place)
@@ -254,7 +254,7 @@ class _Writer:
                 return
             if self._owner is not None:
                 os.fchown(fd, *self._owner)
-            os.utime(fd, ns=(entry.mtime, entry.mtime))
+            _set_time(fd, entry.mtime)
         finally:
             os.close(fd)
 
@@ -280,7 +280,8 @@ class _Writer:
                 os.symlink(entry.target, name, dir_fd=folder)
                 if self._owner is not None:
                     os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
-                os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=folder, follow_symlinks=False)
+                with contextlib.suppress(OSError):
+                    os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=folder, follow_symlinks=False)
         # Each after all that it holds: writing into a directory changes its time.
         for path, entry in reversed(everything):
             if isinstance(entry, Directory):
@@ -311,7 +312,7 @@ class _Writer:
             os.fchown(fd, *self._owner)
         _set_xattrs(fd, entry.xattrs)
         os.fchmod(fd, entry.mode)
-        os.utime(fd, ns=(entry.mtime, entry.mtime))
+        _set_time(fd, entry.mtime)
 
     @contextlib.contextmanager
     def _at(self, path: bytes) -> Iterator[tuple[int, bytes]]:
@@ -342,6 +343,12 @@ def _write_all(fd: int, data: Buffer, offset: int) -> None:
     while view:
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
+
+
+def _set_time(file: int | Path, time: int) -> None:
+    # A file system that cannot hold the time still holds the files; many take the nearest that they can.
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(time, time))
 
 
 def _xattrs_at(path: Path) -> dict[bytes, bytes]:

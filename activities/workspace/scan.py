@@ -18,7 +18,7 @@ from activities.workspace.host_files import GONE, OPEN_DIRECTORY, OPEN_FILE, coa
 from activities.workspace.ignore import Ignore, pattern_lines
 from activities.workspace.ingest import Content, Link, Pending, Unreadable, Vanished
 from activities.workspace.snapshots import Scan, Skipped
-from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry, Xattrs
+from activities.workspace.tree import FILE, HARD_LINK, PERMISSIONS, SYMLINK, Directory, Entry, Xattrs, kept_time
 
 IGNORE_FILE = ".caissonignore"
 MAX_IGNORE_BYTES = 64 << 10
@@ -100,7 +100,9 @@ class HostScanner:
 
     def scan(self) -> Scan:
         """Look at the whole workspace."""
-        lines = (*self._given, *_ignore_lines(self._root))
+        own, fault = _ignore_lines(self._root)
+        lines = (*self._given, *own)
+        self._skipped += [(os.fsencode(IGNORE_FILE), fault)] if fault else []
         self._ignore = Ignore(lines) if lines else None
         self._decided = self._before is not None and self._before.lines == lines
         status = os.fstat(self._root)
@@ -243,7 +245,7 @@ class HostScanner:
             return old
         # What was made of a restored workspace was never stored itself.
         stored = old if old is None or old.frame is not None else old.before
-        new = seen.directory = Directory(seen.own[4] & PERMISSIONS, seen.own[3], seen.xattrs, before=stored)
+        new = seen.directory = Directory(seen.own[4] & PERMISSIONS, kept_time(seen.own[3]), seen.xattrs, before=stored)
         for name, key in seen.listing.items():
             raw = os.fsencode(name)
             if raw in below:
@@ -262,7 +264,8 @@ class HostScanner:
         return _is_unmoved(seen, before, name) and before.leaders.get(name) == seen.leaders.get(name)
 
     def _entry(self, seen: Seen, name: str, key: Key, parent: Directory) -> Entry:
-        ctime, _, size, mtime, mode, _ = key
+        ctime, _, size, _, mode, _ = key
+        mtime = kept_time(key[3])
         if name in seen.targets:
             return Entry(SYMLINK, 0o777, mtime, target=seen.targets[name])
         path = os.fsencode(_join(seen.path, name))
@@ -327,8 +330,8 @@ def _looks_like(entry: Entry, seen: Seen, name: str, key: Key) -> bool:
     if name in seen.leaders:
         return entry.kind == HARD_LINK and entry.target == os.fsencode(seen.leaders[name])
     if name in seen.targets:
-        return entry.kind == SYMLINK and (entry.target, entry.mtime) == (seen.targets[name], key[3])
-    return entry.kind == FILE and (entry.size, entry.mtime, entry.mode) == (key[2], key[3], key[4] & PERMISSIONS)
+        return entry.kind == SYMLINK and (entry.target, entry.mtime) == (seen.targets[name], kept_time(key[3]))
+    return entry.kind == FILE and (entry.size, entry.mtime, entry.mode) == (key[2], kept_time(key[3]), key[4] & PERMISSIONS)
 
 
 def _key(status: os.stat_result) -> Key:
@@ -339,15 +342,28 @@ def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _ignore_lines(root: int) -> tuple[str, ...]:
-    """Return the patterns of the workspace's own .caissonignore, none if it cannot be read or is no reasonable file."""
+def ignore_fault(mode: int, size: int) -> str:
+    """Say why the patterns of a .caissonignore are not followed, or return ''. It is stored all the same."""
+    what = ""
+    if stat.S_ISLNK(mode):
+        what = "a link"
+    elif stat.S_ISDIR(mode):
+        what = "a directory"
+    elif stat.S_ISREG(mode) and size > MAX_IGNORE_BYTES:
+        what = f"of more than {MAX_IGNORE_BYTES} bytes"
+    return f"its patterns are not followed: it is {what}, and not a file of at most {MAX_IGNORE_BYTES >> 10} KiB" if what else ""
+
+
+def _ignore_lines(root: int) -> tuple[tuple[str, ...], str]:
+    """Return the patterns of the workspace's own .caissonignore, and if there are none, why."""
     try:
+        status = os.stat(IGNORE_FILE, dir_fd=root, follow_symlinks=False)
+        if fault := ignore_fault(status.st_mode, status.st_size):
+            return (), fault
         fd = os.open(IGNORE_FILE, OPEN_FILE, dir_fd=root)
     except OSError:
-        return ()
+        return (), ""
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_IGNORE_BYTES:
-            return ()
-        text = file.read(MAX_IGNORE_BYTES)
-    return tuple(pattern_lines(os.fsdecode(text)))
+        # Of what is no file, or cannot be read, the scan itself tells.
+        text = file.read(MAX_IGNORE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    return tuple(pattern_lines(os.fsdecode(text))), ""

@@ -12,7 +12,7 @@ of their names' bytes:
 `packs` is a list of [digest, size], or [] for the pack that the directory itself lies in. `where` of a file in one piece is
 [pack number, offset, stored size]; of a file in pieces a list of [digest, size, pack number, offset, stored size], or [size]
 for a hole; of a directory [pack number, offset, stored size, size, SHA-256 of its stored form]. So every byte that is read back
-is covered by a digest, up to that of the snapshot's record. Times are nanoseconds since 1970.
+is covered by a digest, up to that of the snapshot's record. Times are nanoseconds since 1970, in 64 bits with a sign.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ NODE_MARK: Final = b"caisson-tree-1\n"
 ROOT_MARK: Final = b"caisson-snapshot-1\n"
 PERMISSIONS: Final = 0o777
 """The bits of a mode that are kept: set-uid and its kin have no place in a workspace."""
+FARTHEST_TIME: Final = 9_223_372_036 * 10**9
+"""The latest time that is kept, in April 2262, and as far before 1970 the earliest, in September 1677: what 64 bits hold, in
+whole seconds, so that it stays the same where nothing below a second is kept."""
 
 Xattrs = tuple[tuple[bytes, bytes], ...]
 
@@ -120,6 +123,11 @@ def find(root: Directory, path: bytes) -> Entry | Directory | None:
             return None
         here = found
     return here
+
+
+def kept_time(time: int) -> int:
+    """Return the time that a tree keeps of a file's: any file can be given one that no tree can hold."""
+    return max(-FARTHEST_TIME, min(time, FARTHEST_TIME))
 
 
 def totals(root: Directory) -> tuple[int, int]:

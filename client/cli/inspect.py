@@ -66,6 +66,8 @@ def artifacts(
 
     if action is not None and (action != "get" or directory is None):
         raise BadInput(f"artifacts: to copy them, write: caisson artifacts {run_id} get DIR")
+    if directory is not None and directory.exists() and not directory.is_dir():
+        raise BadInput(f"{directory}: is no directory; name a directory, which is made if it is not there")
     ended(_artifacts(run_id, directory, overwrite, as_json))
 
 
@@ -168,6 +170,9 @@ async def _artifacts(run_id: str, directory: Path | None, overwrite: bool, as_js
     ending = await session.handle(run_id).outcome()
     found = await all_artifacts(session.blobs, ending.artifacts)
     if directory is not None:
+        if not found:
+            typer.echo("the run left no artifacts, so nothing was written", err=True)
+            return ExitCode.COMPLETED
         written = await copy_artifacts(session.blobs, found, directory, overwrite=overwrite)
         typer.echo(f"{len(written)} artifacts, {size(ending.artifacts.total_bytes)}, are in {directory}, verified")
         return ExitCode.COMPLETED

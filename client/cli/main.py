@@ -8,7 +8,7 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from client.cli import checkup, inspect, runs, sandboxes, say, stack, store, travel
 from client.cli.faults import fault_of
@@ -52,6 +52,35 @@ class Guarded(TyperGroup):
             raise typer.Exit(fault.code) from error
 
 
+class Command(TyperCommand):
+    """A command that is given text. Only paths may be what is no text at all."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Check what people gave, and run the command."""
+        for name, value in ctx.params.items():
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and name != "path":
+                    _check(name, text)
+        return super().invoke(ctx)
+
+
+def _check(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        where = {"run_id": "RUN", "approval_id": "APPROVAL", "text": "TEXT", "task": "TASK"}.get(
+            name, f"--{name.replace('_', '-')}"
+        )
+        fault = f"{where}: {text[:80]!r} is not UTF-8 text; correct it"
+    else:
+        if text or name != "run_id":
+            return
+        fault = "RUN: the run's id is empty; give one, such as `caisson run` shows"
+    from contracts.base import BadInput
+
+    raise BadInput(fault)
+
+
 app = typer.Typer(
     cls=Guarded,
     help=HELP,
@@ -70,25 +99,28 @@ def options(
     """Options of all commands; they are read by `Guarded`."""
 
 
-app.command()(stack.dev)
-app.command()(stack.worker)
-app.command()(runs.run)
-app.command()(runs.fork)
-app.command()(runs.watch)
-app.command()(runs.result)
-app.command()(say.message)
-app.command()(say.pause)
-app.command()(say.resume)
-app.command()(say.stop)
-app.command()(say.approve)
-app.command()(say.extend)
-app.command()(inspect.transcript)
-app.command()(inspect.artifacts)
-app.command()(travel.files)
-app.command()(travel.diff)
-app.command()(travel.checkout)
-app.command()(inspect.agents)
-app.command()(checkup.doctor)
+for _command in (
+    stack.dev,
+    stack.worker,
+    runs.run,
+    runs.fork,
+    runs.watch,
+    runs.result,
+    say.message,
+    say.pause,
+    say.resume,
+    say.stop,
+    say.approve,
+    say.extend,
+    inspect.transcript,
+    inspect.artifacts,
+    travel.files,
+    travel.diff,
+    travel.checkout,
+    inspect.agents,
+    checkup.doctor,
+):
+    app.command(cls=Command)(_command)
 app.add_typer(sandboxes.app, name="sandboxes")
 app.add_typer(store.app, name="store")
 

@@ -200,11 +200,34 @@ async def check_walk_lists_everything(subject: Subject) -> None:
 
 
 async def check_a_walk_that_cannot_be_whole_fails(subject: Subject) -> None:
-    """What is no directory, or cannot be listed, is a fault and never an empty list."""
+    """What is no directory, or cannot be listed, is a fault and never an empty list; below the top it is told as closed."""
     box = await shared(subject)
     root = (await box.text("id -u")).strip() == "0"
-    await box.text("touch file; ln -s / link; mkdir -p open/shut; chmod 000 open/shut")
-    for path, named in (("none", "none"), ("file", "file"), ("link", "link"), *(() if root else (("open", "open/shut"),))):
-        with pytest.raises(FileFault, match=named):
-            await box.sandbox.walk(box.at(path))
-    await box.text("chmod 700 open/shut")
+    await box.text(
+        "touch file; ln -s / link; mkdir -p open/shut/in open/blind; touch open/shut/in/f open/blind/f open/seen\n"
+        "chmod 000 open/shut; chmod 444 open/blind"
+    )
+    for name in ("none", "file", "link", *(() if root else ("open/shut", "open/blind"))):
+        with pytest.raises(FileFault, match=name):
+            await box.sandbox.walk(box.at(name))
+    if not root:
+        assert await box.sandbox.walk(box.at("open")) == [
+            (box.at("open/blind"), FileView("closed directory", 0o444)),
+            (box.at("open/seen"), FileView("file", 0o644)),
+            (box.at("open/shut"), FileView("closed directory")),
+        ]
+    await box.text("chmod 700 open/shut open/blind")
+
+
+async def check_a_path_of_many_parts_costs_nothing_else(subject: Subject) -> None:
+    """A path as deep as the system takes is like any other, one that is deeper is refused, and the sandbox goes on."""
+    box = await shared(subject)
+    deep, deeper = ("/".join(["d"] * parts) + "/f" for parts in (1200, 2500))
+    await box.sandbox.change([FileChange(box.at(f"a/{deep}"), b"1")])
+    await box.sandbox.write(box.at(f"b/{deep}"), b"2")
+    assert await box.content(box.at(f"a/{deep}")) == b"1"
+    for call in (box.sandbox.change([FileChange(box.at(deeper), b"x")]), box.sandbox.write(box.at(deeper), b"x")):
+        with pytest.raises(FileFault, match="name too long"):
+            await call
+    assert len(await box.sandbox.walk(box.at("a"))) == 1201
+    await box.text("rm -rf a b")

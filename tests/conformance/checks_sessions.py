@@ -168,3 +168,41 @@ async def check_a_session_ends_in_time(subject: Subject) -> str | None:
         assert (ended.state, ended.stdout) == (JobState.TIMED_OUT, b"begun\n")
         assert not await box.alive("323.3")
     return None
+
+
+async def check_a_terminal_waits_for_its_command(subject: Subject) -> str | None:
+    """A command that lets go of its terminal for a while, as one that asks for a password does, is heard when it comes back."""
+    if not subject.capabilities.interactive:
+        return NONE
+    if subject.image != "python" and not subject.capabilities.native_jobs:
+        return NO_TERMINAL
+    script = (
+        "exec </dev/null >/dev/null 2>&1; sleep 0.4; echo 'Password: ' >/dev/tty; read -r x </dev/tty; echo \"[$x]\" >/dev/tty"
+    )
+    session = await Session(await shared(subject)).start(script, terminal=True)
+    await session.until("Password: ")
+    await session.type("secret\n")
+    ended = (await session.read(10, until_end=True)).result
+    assert (ended.state, ended.exit_code, b"[secret]" in ended.stdout) == (JobState.EXITED, 0, True)
+    return None
+
+
+async def check_a_line_that_would_be_cut_is_refused(subject: Subject) -> str | None:
+    """A terminal that collects whole lines takes 4095 bytes of one; what is longer is not typed at all."""
+    if not subject.capabilities.interactive:
+        return NONE
+    if subject.image != "python" and not subject.capabilities.native_jobs:
+        return NO_TERMINAL
+    script = 'stty -echo; echo ready; read -r x; echo "got ${#x}"; stty raw; echo again; head -c 6000 | wc -c'
+    session = await Session(await shared(subject)).start(script, terminal=True)
+    await session.until("ready")
+    with pytest.raises(SessionFault, match="4095 bytes"):
+        await session.type("x" * 5000 + "\n")
+    await session.type("x" * 3000)
+    with pytest.raises(SessionFault, match="4095 bytes"):
+        await session.type("x" * 2000)
+    await session.type("x" * 1000 + "\n")
+    assert "got 4000" in await session.until("again")
+    await session.type("x" * 6000)
+    assert b"6000" in (await session.read(10, until_end=True)).result.stdout
+    return None

@@ -16,6 +16,7 @@ from tests.integration.helpers import activity_tool, failed_tasks, sandboxes_of
 from tests.integration.stack import QUEUE, Handle, Stack
 
 TASK = "Play [hello]."
+LINE = {"type": "inline", "text": "x"}
 
 
 class Bad(NamedTuple):
@@ -60,6 +61,11 @@ SHAPES = (
     Bad("unknown field", run(taks="x"), ("taks: unknown field", "correct its name")),
     Bad("misspelt field of the manifest", run(manifest={"output": []}), ("manifest.output: unknown field",)),
     Bad("misspelt field of an inline agent", agent(toolz=["shell"]), ("toolz: unknown field",)),
+    Bad(
+        "a hundred thousand unknown fields", run(**{f"k{n}": 1 for n in range(100_000)}), ("k0: unknown field", "and 99980 more")
+    ),
+    Bad("an unknown field with a long name", run(**{"k" * 1_500_000: 1}), ("kkk...kkk", "unknown field; remove it")),
+    Bad("a field given twice", raw(b'{"task": "x", "task": "y"}'), ("the field 'task' is given twice", "keep one")),
     Bad("wrong type", {"task": 7}, ("task: ", "string", "found 7")),
     Bad("wrong type in the budget", run(budget={"steps": "many"}), ("budget.steps: ", "integer", "'many'")),
     Bad("missing task", {"agent": "plain"}, ("task: required, but missing",)),
@@ -91,6 +97,15 @@ AGENTS = (
     Bad(
         "background without store", agent(model_settings={"background": True}), ("model_settings", "background needs store: true")
     ),
+    Bad("task queue of the server's own", tool(task_queue="/_sys/x"), ("agent.tools.0.task_queue: ", "/_sys/")),
+    Bad("task queue that is too long", tool(task_queue="q" * 1500), ("agent.tools.0.task_queue: ", "at most 200 characters")),
+    Bad("activity name that is too long", tool(activity="a" * 1500), ("agent.tools.0.activity: ", "at most 200 characters")),
+    Bad("a tool named as one of Caisson's", tool(name="fetch_file"), ("tools: 'fetch_file'", "give the activity tool another")),
+    Bad(
+        "role with an agent that is not there",
+        agent(subagents=[{"name": "helper", "description": "d", "agent": "nobody"}]),
+        ("subagents.helper: agent: no agent is named 'nobody'",),
+    ),
     Bad("unknown sandbox provider", run(sandbox={"provider": "clowd"}), ("sandbox.provider", "'clowd'", "local")),
     Bad(
         "cost limit without a price",
@@ -108,6 +123,7 @@ SCHEMAS = (
     Bad(
         "$ref that leads nowhere", run(output_schema={"$ref": "#/$defs/claim"}), ("output_schema: $ref '#/$defs/claim'", "$defs")
     ),
+    Bad("$ref to a server", run(output_schema={"$dynamicRef": "http://127.0.0.1:9/s"}), ("output_schema: $dynamicRef", "$ref")),
     Bad("$ref that goes round", run(output_schema={"$ref": "#"}), ("output_schema: ", "round in circles")),
     Bad("tool parameters of a wrong type", tool(parameters={"type": "objekt"}), ("tools.lookup.parameters: not a JSON Schema",)),
     Bad("tool parameters that are no object", tool(parameters={"type": "array"}), ("tools.lookup.parameters", "type: object")),
@@ -118,10 +134,14 @@ SCHEMAS = (
     ),
 )
 # A limit of zero read as no limit: opensearch-project/ml-commons#4820.
-BUDGETS = tuple(
-    Bad(f"{field} {value!r}", run(budget={field: value}), (f"budget.{field}: ", "greater than 0"))
-    for field in ("steps", "tokens", "cost_usd", "wall_seconds")
-    for value in (0, "0", -1)
+BUDGETS = (
+    *(
+        Bad(f"{field} {value!r}", run(budget={field: value}), (f"budget.{field}: ", "greater than 0"))
+        for field in ("steps", "tokens", "cost_usd", "wall_seconds")
+        for value in (0, "0", -1)
+    ),
+    Bad("a budget of more seconds than there are", run(budget={"wall_seconds": 1e15}), ("budget.wall_seconds: ", "1000000000")),
+    Bad("a budget of more steps than a float holds", run(budget={"steps": 10**400}), ("budget.steps: ", "1000000000000")),
 )
 MANIFESTS = (
     Bad("path with ..", entry("inputs/../../etc/x"), ("manifest.entries", "stays inside the workspace")),
@@ -129,6 +149,13 @@ MANIFESTS = (
     Bad("backslash path", entry("inputs\\x"), ("manifest.entries", "with / between its parts")),
     Bad("the workspace itself", entry("."), ("manifest.entries", "not the workspace itself")),
     Bad("output outside the workspace", run(manifest={"outputs": [{"path": "../out"}]}), ("manifest.outputs.0.path", "inside")),
+    Bad(
+        "five thousand entries, one inside another",
+        run(manifest={"entries": {**{f"d/{n}": LINE for n in range(5000)}, "d": LINE}}),
+        ("entries 'd' and 'd/0' overlap",),
+    ),
+    Bad("a home of its own", run(manifest={"environment": {"HOME": "/x"}}), ("environment HOME is the sandbox's own",)),
+    Bad("a blank command", run(manifest={"setup": [" "]}), ("manifest.setup.0: a command is not blank",)),
     Bad("unknown entry type", entry("a", type="ftp"), ("manifest.entries.a", "'inline', 'local'")),
     Bad(
         "entries inside each other",
@@ -173,7 +200,7 @@ MANIFESTS = (
         local("leaving"),
         ("manifest.entries.inputs/data: ", "leaving/out is a link that leaves", "copy"),
     ),
-    Bad("link to nothing", local("dangling"), ("manifest.entries.inputs/data: ", "dangling/gone is a link to no file")),
+    Bad("link to nothing", local("dangling"), ("manifest.entries.inputs/data: ", "dangling/gone is a link to no")),
     Bad(
         "more bytes than allowed",
         run(manifest={"entries": {"a": {"type": "inline", "text": "12345"}}, "limits": {"max_bytes": 4}}),

@@ -10,7 +10,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError
 
 from tests.integration.helpers import failed_tasks, kill, sandboxes_of
-from tests.integration.stack import Handle, Stack
+from tests.integration.stack import QUEUE, Handle, Stack
 from tests.integration.test_durability import artifact, until
 
 
@@ -61,13 +61,13 @@ async def test_a_subagent_told_to_delegate_the_same_stops_at_the_depth_limit(sta
 
 
 async def test_every_bad_end_is_told_as_one(stack: Stack) -> None:
-    """A failure, an exhausted budget and an unknown agent are typed as incomplete, never as an answer.
+    """A failure, an exhausted budget and an agent unknown to the role's own workers are typed as incomplete, never as an answer.
 
     From OpenHands/software-agent-sdk#3703.
     """
     tight = {"name": "tight", "budget": {"steps": 2}}
     handle = await stack.start(
-        "all-kinds-of-ends", agent(role("plain"), role("tight", agent=tight), role("nobody", agent="nobody"))
+        "all-kinds-of-ends", agent(role("plain"), role("tight", agent=tight), role("nobody", agent="nobody", task_queue=QUEUE))
     )
     result = await stack.finish(handle, 90)
     assert (result["status"], result["output"]) == ("completed", "told of all")
@@ -79,6 +79,14 @@ async def test_a_subagent_can_be_talked_to_and_stopped(stack: Stack) -> None:
     handle = await stack.start("in-the-background", agent(role("plain")))
     result = await stack.finish(handle)
     assert (result["status"], result["output"]) == ("completed", "it was stopped")
+
+
+async def test_a_subagent_that_is_named_twice_is_told_of_once(stack: Stack) -> None:
+    """What else a model may say that makes no sense, such as a blank task, is a fault for it to read, and nothing hangs."""
+    handle = await stack.start("named-twice", agent(role("plain")))
+    result = await stack.finish(handle)
+    assert (result["status"], result["output"]) == ("completed", "told once")
+    assert await failed_tasks(handle) == []
 
 
 async def test_no_subagent_outlives_its_parent(stack: Stack) -> None:

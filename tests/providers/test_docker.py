@@ -146,7 +146,7 @@ async def test_an_image_without_a_shell_is_refused(rig: Rig) -> None:
 async def test_what_cannot_be_kept_is_refused(rig: Rig) -> None:
     """A list of hosts, and a limit that a volume does not have."""
     with pytest.raises(BadSandboxSpec, match=r"sandbox\.network\.allow"):
-        await rig.create(network=NetworkPolicy(allow=("pypi.org",)))
+        await rig.create(network=NetworkPolicy(allow=("packages.example.com",)))
     with pytest.raises(BadSandboxSpec, match=r"sandbox\.limits\.workspace_mb"):
         await rig.create(SandboxLimits(workspace_mb=10))
     assert rig.containers() == []

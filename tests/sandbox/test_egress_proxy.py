@@ -134,6 +134,32 @@ async def test_plain_http_to_an_allowed_host_goes_through(tmp_path: Path, plain:
     assert "hello" not in text
 
 
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nAuthorization : Bearer CANARY\r\n\r\n", "illegal header line"),
+        (b"GET http://a.example/?token=CANARY\xe9 HTTP/1.1\r\nHost: a.example\r\n\r\n", "illegal request line"),
+        (b"GET http://user:CANARY@a.example/x HTTP/1.1\r\nHost: a.example\r\n\r\n", "a user name before the host 'a.example'"),
+        (b"GET http://a.example/ HTTP/1.1\r\nHost: user:CANARY@a.example\r\n\r\n", "a user name before the host 'a.example'"),
+        (b"GET http://a.example/ HTTP/1.1\r\nHost: a.example/?x=me@CANARY\r\n\r\n", "in the place of a host"),
+        (b"GET http://a.example/ HTTP/1.1\r\nHost: user:CAN/CANARY@a.example\r\n\r\n", "in the place of a host"),
+        (b"CONNECT a.example:443/CANARY HTTP/1.1\r\nHost: a.example\r\n\r\n", "in the place of a host"),
+        (
+            b"CANARY http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n",
+            "does not know this method (known: CONNECT, DELETE, GET",
+        ),
+        (b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: CANARY\r\n\r\n", "bad Content-Length"),
+    ],
+)
+async def test_the_record_quotes_nothing_of_a_request_but_its_host(tmp_path: Path, head: bytes, told: str) -> None:
+    """Headers, queries, names and passwords are not for whoever reads the record, also when a request is refused for them."""
+    async with running(tmp_path, [80]) as proxy:
+        assert (await proxy.ask(head))[9:10] == b"4"
+        (line,) = proxy.lines()
+    assert "CAN" not in json.dumps(line)
+    assert told in line["reason"]
+
+
 async def test_another_host_is_refused_in_words(tmp_path: Path, plain: Site) -> None:
     """Both ways of asking get 403, a text that names host and policy, and a line; the resolver is not asked."""
     async with running(tmp_path, [plain.port]) as proxy:

@@ -227,7 +227,25 @@ async def test_a_walk_that_cannot_be_whole_fails(local: Local, path: str) -> Non
     """What is no directory, or cannot be listed, is a fault and never an empty list."""
     await local.sh("touch file; ln -s / link; mkdir -p open/shut; chmod 000 open/shut")
     with pytest.raises(FileFault, match=path):
-        await local.sandbox.walk("open" if path == "open/shut" else path)
+        await local.sandbox.walk(path)
+
+
+async def test_a_closed_directory_costs_a_walk_only_what_is_in_it(local: Local) -> None:
+    """One directory that cannot be listed, or whose files cannot be looked at, is told as what it is; the rest is there."""
+    await local.sh("mkdir -p t/shut/in t/blind t/b; touch t/shut/f t/blind/f t/b/f; chmod 000 t/shut; chmod 444 t/blind")
+    assert await local.sandbox.walk("t") == [
+        ("t/b", FileView("directory", 0o755)),
+        ("t/b/f", FileView("file", 0o644)),
+        ("t/blind", FileView("closed directory", 0o444)),
+        ("t/shut", FileView("closed directory")),
+    ]
+
+
+async def test_a_fault_that_nobody_has_thought_of_is_a_refusal(local: Local) -> None:
+    """Whatever a file request meets, the one who asked is told, and the next request is answered."""
+    with pytest.raises(FileFault, match="look: UnicodeEncodeError"):
+        await local.sandbox.look(["\ud800"], 1)
+    assert (await local.sandbox.look(["none"], 1))["none"].kind == "missing"
 
 
 async def test_a_walk_of_ten_thousand_files_works(local: Local) -> None:

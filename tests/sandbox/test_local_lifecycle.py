@@ -251,6 +251,14 @@ async def test_a_create_cut_off_before_its_end_leaves_nothing(root: Path, monkey
     assert not processes_with(str(root))
 
 
+async def test_variables_that_are_too_long_are_refused_and_a_home_that_cannot_be_made_is_not(provider: LocalProvider) -> None:
+    """The variable is named; a HOME is the agent's own affair."""
+    with pytest.raises(BadSandboxSpec, match="environment: BIG: 140000 bytes"):
+        await provider.create(SandboxSpec(), "k", environment={"BIG": "y" * 140_000}, labels={}, queue="q")
+    ref = await provider.create(SandboxSpec(), "k", environment={"HOME": "/nonexistent"}, labels={}, queue="q")
+    assert (await (await provider.attach(ref)).exec(bash("a", "echo $HOME"))).stdout == b"/nonexistent\n"
+
+
 async def test_an_environment_name_that_cannot_be_set_is_refused(provider: LocalProvider) -> None:
     """A name with an equals sign is a fault of the manifest, told before anything starts."""
     with pytest.raises(BadSandboxSpec, match="environment"):

@@ -24,7 +24,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "long name": lambda: forged(rows=b"./" + b"a" * 300 + b"//81a4 1 5 3 1 1 1\n"),
     "negative size": lambda: forged(rows=b"./a//81a4 1 5 -3 1 1 1\n"),
     "bad attributes": lambda: forged(attributes=b"./a\0zz=1\0"),
-    "far time": lambda: forged(rows=b"./a//81a4 1 5 3 9999999999999999999 1 1\n"),
+    "far time": lambda: forged(rows=b"./a//81a4 1 5 3 " + b"9" * 40 + b" 1 1\n"),
     "bomb": lambda: zlib.compress(bytes(600 << 20), 1, 31),
     "half": lambda: forged()[:30],
 }

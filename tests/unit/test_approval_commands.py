@@ -134,6 +134,29 @@ DANGEROUS = r"""
     test :: -v 'a[$(id)]'
     [ :: -v 'a[$(id)]' ]
     pytest :: -p x | -c x
+    printf :: %n PATH | '%s%n' a b | '%%%n' a | '%-5.3hn' a | x '%n'
+    uniq :: in out | - out | -c in out | -f 1 in out | -cf 1 in | in* | -- - out | -- -- out | -- -c -d
+    xxd :: in out | -r x | -ol 16 out | -l 16 in out
+    git branch :: -D x | -d x | -M x y | -m x | -f x y | -c x | -u x
+    git push :: -f x y | -d x y | --force | --delete | x +y | x :y | --prune
+    git checkout :: -f .
+    git reflog :: delete 'HEAD@{0}' | expire --all | drop
+    git :: branch x | branch -v x | branch --sort --list x | branch -- x --list | branch -a x | tag x | tag -- -l | push
+    shuf :: -o x y | --outp=x y
+    iconv :: -o x y
+    yq :: -i .a=1 x | -s .a x
+    file :: -C -m x | -m x y
+    date :: -s tomorrow | 010100002030 | -f x
+    prettier :: -w . | --write .
+    pandoc :: -F ./x y | -o x y | -t x.lua y | --to=x.LUA y
+    pytest :: @x
+    rbash :: -c id
+    chronic :: ls
+    zless :: f
+    ldd :: ./x
+    bunx :: x
+    coverage :: run x.py
+    ipython :: -c 1
     tool :: --exec=id | --use-pager id | --output=x | * | -* | --shell-command x
     npm test :: -- --reporter=./x.js
     find :: * -name x
@@ -197,6 +220,18 @@ def test_an_argument_that_may_run_or_write_is_never_allowed(pattern: str, comman
         ("sort -t, -k2,2n x | uniq -c", ["sort"]),
         ("tool build --fast x", "tool build"),
         ("/usr/bin/tool x", "/usr/bin/tool"),
+        ("printf '100%%n %s' a", "printf"),
+        ("uniq -c -f 1 in", "uniq"),
+        ("xxd -l 16 f", "xxd"),
+        ("date -u -d tomorrow +%F", "date"),
+        ("git branch -D x", "git branch -D"),
+        ("git branch x", "git branch"),
+        ("git push origin main", "git push"),
+        ("git branch -a --list 'x*'; git tag -l v1; git tag --contains x; git branch; git branch -vv", "git"),
+        ("git reflog show x; git reflog -5; git reflog HEAD", "git"),
+        ("git rev-parse --abbrev-ref HEAD; git rev-parse --git-dir; git blame -L 1,5 a; git ls-files -m", "git"),
+        ("tar -xzf a -C d", "tar"),
+        ("find . -newermt 2024-01-01", "find"),
     ],
 )
 def test_what_a_pattern_writes_out_is_covered(command: str, pattern: str | list[str]) -> None:

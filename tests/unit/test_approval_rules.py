@@ -70,6 +70,27 @@ RULES: list[dict[str, Any]] = [
             (x, "allow", FORBID)
             for x in ("sudo /bin/rm x", 'r"m" $x', "r$@m $x", "echo `rm`", "cat <<E\nrm\nE", "r\\m >x", "if true; then rm x; fi")
         ),
+        *(
+            (x, "allow", FORBID)
+            for x in (
+                *(
+                    "env -S'rm x'",
+                    "env -Srm",
+                    "su -c'rm x'",
+                    "script -qc'rm x'",
+                    "xargs -n1rm",
+                    "flock f -c'rm x'",
+                    "man -P'rm x' ls",
+                ),
+                *("tar -I'rm x' -xf a", "sed '1erm x' f", "perl -e'rm x'", "su -c/bin/rm"),
+                *("echo rm x | sh", "printf 'rm x' | cat | sudo bash", "ls; echo rm | xargs", "echo 'rm x' | perl"),
+                *("r$z'm' x", "r${z}'m' x", 'r$z"m" x', "chronic rm x", "sudo rm-2.0 x"),
+            )
+        ),
+        *(
+            (x, "allow", ALLOW)
+            for x in ("docker run --rm x", "grep rm f | less", "grep rm f; echo ls | sh", "echo rm | cat", "cat rm | python x.py")
+        ),
         *((x, "allow", ALLOW) for x in ("grep -r rm .", "echo format", "echo $HOME", "cat a > confirm", "farm")),
     ],
 )
@@ -78,12 +99,37 @@ def test_rules_go_in_order_and_the_strictest_part_counts(command: str, default: 
     assert ruling({"default": default, "rules": RULES}, "shell", {"command": command}).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("pattern", "command", "verdict"),
+    [
+        *(
+            ("python3", x, FORBID)
+            for x in ("python x", "python3.11 x", "/usr/bin/python3.12 x", "sudo python3.11 x", "env python x")
+        ),
+        *(("python3", x, ALLOW) for x in ("python2 x", "sudo python2 x", "pythonx", "ipython3 --version")),
+        *(("python", x, FORBID) for x in ("python2 x", "xargs python3.11")),
+        *(("pip install", x, FORBID) for x in ("python3 -mpip install x", "pip3.11 install x")),
+        *(("7z", x, ALLOW) for x in ("z x", "env z")),
+    ],
+)
+def test_a_forbidden_program_is_found_in_its_versions(pattern: str, command: str, verdict: Verdict) -> None:
+    """A name without a version is any of them; another version is another program."""
+    policy = {"default": "allow", "rules": [{"command": [pattern], "verdict": "forbid"}]}
+    assert ruling(policy, "shell", {"command": command}).verdict is verdict
+
+
 def test_a_long_call_under_many_rules_is_decided_quickly() -> None:
     """A workflow that thinks for two seconds counts as deadlocked."""
     patterns = [[f"git sub{n} *" for n in range(100)] for _ in range(10)]
     rules = [{"command": some, "verdict": verdict} for some, verdict in zip(patterns, ["allow", "forbid"] * 5, strict=True)]
     begun = time.process_time()
-    for command in ("env git x;" * 50, "git x;" * 2000, "env $x " + "subgit " * 500):
+    for command in (
+        "env git x;" * 50,
+        "env git x|" * 49 + "sh",
+        "sh " + "-a-" * 1300,
+        "git x;" * 2000,
+        "env $x " + "subgit " * 500,
+    ):
         ruling({"rules": rules}, "shell", {"command": command})
     paths = [{"path": [f"**/a*{n}-{m}*/**" for n in range(100)], "verdict": "forbid"} for m in range(10)]
     ruling({"rules": paths}, "apply_patch", {"patch": "*** Add File: a/b/c\n" * 190})
@@ -276,7 +322,7 @@ def test_rules_are_bounded(rules: list[dict[str, Any]], told: str) -> None:
     [
         ({"command": ["ls"]}, ["apply_patch"], "approvals.rules.0: no tool is named 'shell'; the agent has apply_patch"),
         ({"tool": "lookpu", "arguments": {"a": 1}}, ["shell"], "no tool is named 'lookpu'"),
-        ({"command": ["ls"]}, [{**LOOKUP, "name": "shell"}], "'shell' is of type activity"),
+        ({"command": ["ls"]}, [{**LOOKUP, "name": "shell"}], "'shell' is the name of one of Caisson's own tools"),
     ],
 )
 def test_a_rule_about_no_tool_of_the_agent_is_refused(rule: dict[str, Any], tools: list[Any], told: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from activities.model.calls import (
     MAX_DEPTH,
     BadJson,
     ToolDefinition,
+    judge_calls,
     parse_arguments,
-    read_calls,
     read_json,
+    store_calls,
     summarise,
     unique_call_ids,
 )
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
+from contracts.model import ToolCall
 
 OPEN: dict[str, Any] = {"type": "object"}
 SHELL: dict[str, Any] = {
@@ -37,6 +41,13 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+
+
+async def read_calls(
+    output: list[dict[str, Any]], tools: dict[str, ToolDefinition], repeated: set[str], blobs: BlobStore
+) -> tuple[ToolCall, ...]:
+    """The calls of an answer as the run carries them."""
+    return await store_calls(judge_calls(output, tools, repeated), blobs)
 
 
 def call(call_id: str | None, arguments: str = '{"command": "ls"}', name: str = "shell") -> dict[str, Any]:
@@ -134,6 +145,14 @@ def test_an_id_used_twice_in_one_answer_marks_the_second_call() -> None:
     assert ([item["call_id"] for item in renamed], repeated) == (["a", "a~2"], {"a~2"})
 
 
+def test_no_call_id_is_longer_than_the_api_takes() -> None:
+    """Also one that had to be renamed, or shared its beginning with another."""
+    renamed, repeated = unique_call_ids([call("c" * 64), call("c" * 64), call("c" * 70), call("c" * 64)], {"c" * 64})
+    ids = [item["call_id"] for item in renamed]
+    assert ids == [f"{'c' * 62}~{n}" for n in range(2, 6)]
+    assert repeated == {ids[1], ids[3]}
+
+
 def test_what_is_no_call_is_left_alone() -> None:
     """Messages and reasoning stay where they are."""
     items: list[dict[str, Any]] = [{"type": "reasoning", "id": "r"}, call("a"), {"type": "message", "content": []}]
@@ -188,6 +207,11 @@ async def test_a_bad_call_can_be_stored_whatever_it_holds(blobs: BlobStore) -> N
             {"patch": "*** Begin Patch\n*** Update File: a/b.py\n@@\n-x\n*** Add File: c\n+y\n*** Delete File: d\n*** End Patch"},
             "apply_patch U a/b.py, A c, D d",
         ),
+        (
+            "apply_patch",
+            {"patch": "***update file : a  \n*** MOVE TO: b\r\n***   Add File:c\n*** Begin Patch\n"},
+            "apply_patch U a -> b, A c",
+        ),
         ("lookup", {"claim": 7}, 'lookup({"claim":7})'),
         ("lookup", {}, "lookup()"),
         ("shell", {"command": "printf '\x1b[31m\u202e'"}, "$ printf '\ufffd[31m\ufffd'"),
@@ -204,3 +228,41 @@ def test_a_line_is_short_and_printable(name: str, text: str) -> None:
     line = summarise(name, {"command": text, "patch": text})
     assert len(line) <= 120
     assert line.isprintable()
+
+
+def refused(raw: str, schema: dict[str, Any] = OPEN) -> str:
+    """Why arguments are refused."""
+    with pytest.raises(BadJson) as caught:
+        parse_arguments(raw, schema)
+    return str(caught.value)
+
+
+HOSTILE: dict[str, Callable[[], object]] = {
+    "spaces in a name": lambda: summarise("apply_patch", {"patch": "*** Add File: a" + " " * 40_000 + "x"}),
+    "many markers": lambda: summarise("apply_patch", {"patch": "***\n" * 100_000 + "*** Add File:" * 50_000}),
+    "many names": lambda: refused("{" + "".join(f'"a{n}":0,' for n in range(40_000)) + '"z":1,"z":1}'),
+    "one id for all": lambda: unique_call_ids([call("same")] * 20_000, set()),
+    "many faults": lambda: refused(json.dumps({"a": ["x"] * 100_000}), {"properties": {"a": {"items": {"type": "number"}}}}),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_no_answer_keeps_a_worker_busy(case: str) -> None:
+    """What a model writes is read in a time that grows with its length, not with the square of it."""
+    started = time.monotonic()
+    HOSTILE[case]()
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "schema"),
+    [
+        ('{"long": 1, "long": 1}'.replace("long", "q" * 100_000), OPEN),
+        (json.dumps({"q" * 100_000: 1}), {"type": "object", "additionalProperties": {"type": "string"}}),
+        (json.dumps({"q" * 100_000: 1}), SHELL),
+    ],
+    ids=["twice", "place", "unknown"],
+)
+def test_a_fault_does_not_repeat_what_is_long(raw: str, schema: dict[str, Any]) -> None:
+    """It goes back to the model, and into history."""
+    assert len(refused(raw, schema)) <= 300

@@ -106,6 +106,7 @@ def test_the_exit_codes_are_in_the_help() -> None:
         (b'{"task": "x", "budget": {"steps": 0}}', ["budget.steps: ", "found 0"]),
         (b'{"task": "x", "labels": ["a"]}', ["labels: "]),
         (b"[" * 100_000, ["nested too deeply"]),
+        (b'{"task": "x", "budget": {"steps": ' + b"9" * 5000 + b"}}", ["input.json: holds a number that is too long"]),
     ],
 )
 @pytest.mark.usefixtures("no_server")
@@ -119,6 +120,15 @@ def test_bad_input_is_told_before_anything_is_started(content: bytes, told: list
     assert all(part in err for part in told), err
     assert "Temporal" not in err
     assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("no_server")
+def test_labels_of_a_file_are_not_dropped_for_one_that_is_given() -> None:
+    """What stands in their place in the file is a fault, whether or not there is a label on the command line too."""
+    Path("input.json").write_text('{"task": "x", "labels": ["a"]}')
+    code, _, err = caisson("run", "--input", "input.json", "--label", "b=c")
+    assert code == ExitCode.BAD_INPUT
+    assert "labels: must be an object" in err and "an array" in err
 
 
 @pytest.mark.parametrize(
@@ -152,6 +162,16 @@ def test_bad_input_is_told_before_anything_is_started(content: bytes, told: list
         (["files", "r", "--cat"], "caisson files r PATH --cat"),
         (["files", "r", "p", "--cat", "--json"], "exclude each other"),
         (["diff", "r", "--to", "3", "--with", "s"], "--with RUN@STEP"),
+        *(
+            ([name, "\udcff"], "RUN: '\\udcff' is not UTF-8 text")
+            for name in ("result", "pause", "files", "transcript", "approve")
+        ),
+        (["checkout", "\udcff", "d"], "RUN: '\\udcff' is not UTF-8 text"),
+        (["run", "x", "--label", "k=\udcff"], "--label: 'k=\\udcff' is not UTF-8 text"),
+        (["fork", "r", "--task", "x", "--label", "k=\udcff"], "--label: 'k=\\udcff' is not UTF-8 text"),
+        (["message", "r", "\udcff"], "TEXT: '\\udcff' is not UTF-8 text"),
+        (["result", ""], "RUN: the run's id is empty"),
+        (["artifacts", "r", "get", "/dev/null"], "/dev/null: is no directory"),
     ],
 )
 @pytest.mark.usefixtures("no_server")

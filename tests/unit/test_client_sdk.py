@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from temporalio.client import (
+    CancelWorkflowInput,
     Client,
+    DescribeWorkflowInput,
     Interceptor,
     OutboundInterceptor,
     QueryWorkflowInput,
@@ -79,6 +83,12 @@ class _Outbound(OutboundInterceptor):
 
     async def query_workflow(self, input: QueryWorkflowInput) -> Any:
         return self._answer("query", input)
+
+    async def describe_workflow(self, input: DescribeWorkflowInput) -> Any:
+        return self._answer("describe", input)
+
+    async def cancel_workflow(self, input: CancelWorkflowInput) -> None:
+        self._answer("cancel", input)
 
     async def start_workflow_update(self, input: StartWorkflowUpdateInput) -> WorkflowUpdateHandle[Any]:
         return self._answer("update", input)  # type: ignore[no-any-return]
@@ -231,6 +241,25 @@ async def test_what_is_said_is_checked_before_the_run_is_asked() -> None:
     with pytest.raises(BadInput, match=r"by: "):
         await run.decide_approval(approval, allow=True, by="")
     assert given.asked == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "closed", "raised", "told"),
+    [
+        ("AgentRun", datetime.now(UTC), RunOver, "run 'r' is over"),
+        ("SomethingElse", None, BadInput, "'r' is no run .* but a workflow of type SomethingElse"),
+    ],
+)
+async def test_only_a_run_that_still_works_is_cancelled(
+    kind: str, closed: datetime | None, raised: type[Exception], told: str
+) -> None:
+    """Temporal takes a cancellation of either, and says nothing."""
+    given = Answers(describe=lambda _: SimpleNamespace(workflow_type=kind, close_time=closed))
+    with pytest.raises(raised, match=told):
+        await (await handle_of(given)).cancel()
+    given = Answers(describe=lambda _: SimpleNamespace(workflow_type="AgentRun", close_time=None), cancel=lambda _: None)
+    await (await handle_of(given)).cancel()
+    assert len(given.asked) == 2
 
 
 async def test_a_decision_carries_the_digest_that_was_shown() -> None:

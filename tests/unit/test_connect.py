@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 
 from contracts.base import BadInput
-from workers.connect import connect
+from workers.connect import InputConverter, connect
 from workers.settings import Settings
 
 
@@ -65,3 +67,28 @@ async def test_a_server_that_is_not_there_is_named_with_the_remedy(monkeypatch: 
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")
     with pytest.raises(BadInput, match=r"127\.0\.0\.1:9.*\n.*caisson dev"):
         await connect(Settings(store=str(tmp_path / "store")))
+
+
+def untyped(data: bytes) -> Any:
+    """What a run is given of what a person sent."""
+    (value,) = InputConverter().from_payloads([Payload(metadata={"encoding": b"json/plain"}, data=data)])
+    return value
+
+
+def test_a_field_given_twice_is_refused_and_not_one_of_the_two_chosen() -> None:
+    """In an approval policy the second would lift what the first forbids."""
+    with pytest.raises(ApplicationError, match="the field 'shell' is given twice in one object; keep one of them") as caught:
+        untyped(b'{"task": "x", "approvals": {"tools": {"shell": "forbid", "shell": "allow"}}}')
+    assert (caught.value.type, caught.value.non_retryable) == ("BadInput", True)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_input() -> None:
+    """Some editors write one before every file."""
+    assert untyped(b'\xef\xbb\xbf{"task": "x"}') == {"task": "x"}
+
+
+@pytest.mark.parametrize("data", [b'{"task": "x', b'{"a":' * 100_000, b"\xff", b'{"a": ' + b"9" * 5000 + b"}"])
+def test_what_is_no_json_is_told_as_such(data: bytes) -> None:
+    """Looking for fields given twice hides no other fault."""
+    with pytest.raises(ApplicationError, match="the input cannot be read: Invalid JSON"):
+        untyped(data)

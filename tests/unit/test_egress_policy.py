@@ -179,8 +179,15 @@ def test_an_operator_can_open_ranges_but_never_metadata() -> None:
     assert address_fault("fd12::1", opened) is None
     assert address_fault("10.2.2.3", opened) is not None
     everything = parse_networks("0.0.0.0/0,::/0")
-    for address in ("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "fe80::1", "64:ff9b::a9fe:a9fe"):
-        assert address_fault(address, everything) is not None
+    within = ("64:ff9b::", "64:ff9b:1::", "64:ff9b:1:2:3:4:", "::", "::ffff:")
+    forms = [f"{prefix}{inner}" for prefix in within for inner in ("169.254.169.254", "100.100.100.200", "168.63.129.16")]
+    for address in (
+        *("169.254.169.254", "168.63.129.16", "fd00:ec2::254", "fe80::1"),
+        *("2002:a9fe:a9fe::1", "2001:0:a9fe:a9fe::", "2001::5601:5601", *forms),
+    ):
+        for ranges in (everything, parse_networks("::/0"), parse_networks("2002::/16,::/96,::ffff:0:0/96,64:ff9b:1::/48")):
+            assert address_fault(address, ranges) is not None, address
+    assert address_fault("2002:808:808::1", everything) is None
 
 
 def test_one_bad_address_refuses_the_name() -> None:

@@ -11,6 +11,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.workspace.fetch_report import LISTING_BYTES, LISTING_LINES
+from activities.workspace.tree import FARTHEST_TIME, Entry, walk
 from tests.manifest_support import Desk, files_of
 
 
@@ -267,6 +268,84 @@ async def test_a_file_that_changes_while_it_is_read_refuses_the_manifest(
 
     monkeypatch.setattr(fetch_save, "_checked", grown)
     assert "was changed while it was read" in await refusal(desk, {"entries": {"in": local("d")}})
+
+
+async def test_links_to_directories_are_followed_inside_the_entry(desk: Desk, shared: Path) -> None:
+    """As links to files are, with all patterns; a circle, and what leaves the entry, is refused, unless nobody wants it."""
+    put(shared / "d" / "lib" / "m.py", b"m")
+    (shared / "d" / "lib64").symlink_to("lib")
+    (shared / "d" / "lib" / "again").symlink_to("m.py")
+    tree = await desk.entries(**{"in": local("d")})
+    assert files_of(tree) == {f"in/{lib}/{name}": b"m" for lib in ("lib", "lib64") for name in ("m.py", "again")}
+    assert files_of(await desk.entries(**{"in": local("d", exclude=["lib64/", "again"])})) == {"in/lib/m.py": b"m"}
+    (shared / "d" / "lib" / "up").symlink_to("..")
+    assert "lib/up is a link to a directory that it lies in itself" in await refusal(desk, {"entries": {"in": local("d")}})
+    assert files_of(await desk.entries(**{"in": local("d", include=["m.py"])})) == {"in/lib/m.py": b"m", "in/lib64/m.py": b"m"}
+    (shared / "d" / "lib" / "up").unlink()
+    put(shared / "other" / "x")
+    (shared / "d" / "out").symlink_to("../other")
+    (shared / "d" / "gone").symlink_to("nothing")
+    assert "d/gone is a link to nothing" in await refusal(desk, {"entries": {"in": local("d")}})
+    assert "d/out is a link that leaves" in await refusal(desk, {"entries": {"in": local("d", exclude=["gone"])}})
+    await desk.entries(**{"in": local("d", exclude=["gone", "out/"])})
+
+
+async def test_links_that_multiply_are_bounded(desk: Desk, shared: Path) -> None:
+    """Each directory twice in the one above it makes of a few links more than anybody could list, also where none is wanted."""
+    (shared / "d" / "30").mkdir(parents=True)
+    for level in range(30):
+        for name in ("a", "b"):
+            (shared / "d" / str(level)).mkdir(exist_ok=True)
+            (shared / "d" / str(level) / name).symlink_to(f"../{level + 1}")
+    assert "directories for at most 3 files" in await refusal(desk, {"entries": {"in": local("d")}, "limits": {"max_files": 3}})
+
+
+async def test_directories_are_no_files(desk: Desk, shared: Path) -> None:
+    """They do not count against the limit of files."""
+    for number in range(6):
+        (shared / "d" / str(number)).mkdir(parents=True)
+    put(shared / "d" / "a")
+    result = await desk.fetch({"entries": {"in": local("d")}, "limits": {"max_files": 1}})
+    assert files_of(await desk.tree(result)) == {"in/a": b"x"}
+
+
+async def test_any_bytes_are_a_name(desk: Desk, shared: Path) -> None:
+    """Also what is not UTF-8, and a backslash; the record of the sources can be pinned all the same."""
+    (shared / "d").mkdir()
+    for name in (b"caf\xe9", b"back\\slash"):
+        put(Path(os.fsdecode(os.fsencode(shared / "d") + b"/" + name)), name)
+    result = await desk.fetch({"entries": {"in": local("d")}})
+    assert files_of(await desk.tree(result)) == {"in/caf\udce9": b"caf\xe9", "in/back\\slash": b"back\\slash"}
+    assert [file.path for file in (await desk.sources(result))["in"].files] == ["back\\slash", "caf\\xe9"]
+    result.model_dump_json()
+    await desk.fetch({"entries": {"in": local("d")}, "pins": result.sources})
+    (shared / "d" / os.fsdecode(b"l\xe9")).symlink_to("nothing")
+    assert "l\\xe9 is a link to nothing" in await refusal(desk, {"entries": {"in": local("d")}})
+
+
+async def test_patterns_judge_a_single_file_by_its_name(desk: Desk, shared: Path) -> None:
+    """As they would if the entry were its directory."""
+    put(shared / "d" / "a.txt")
+    assert await desk.entries(**{"in": local("d/a.txt", include=["*.txt"])}) == {"in": b"x"}
+    for patterns in ({"include": ["*.pdf"]}, {"exclude": ["*.txt"]}):
+        message = await refusal(desk, {"entries": {"in": local("d/a.txt", **patterns)}})
+        assert "include and exclude leave no file; correct the patterns" in message
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "x/" * 3000])
+async def test_a_path_that_is_too_long_is_told(desk: Desk, shared: Path, path: str) -> None:
+    """As one that nobody can have meant."""
+    message = await refusal(desk, {"entries": {"in": local(path)}})
+    assert message.startswith("manifest.entries.in.path: 'x")
+    assert "cannot be read (File name too long); correct the path" in message
+    assert len(message) < 500
+
+
+async def test_times_that_no_snapshot_holds_become_the_nearest(desk: Desk, shared: Path) -> None:
+    """A file from the year 2300 is as good as any other."""
+    os.utime(put(shared / "d" / "a"), (10_413_792_000, 10_413_792_000))
+    result = await desk.fetch({"entries": {"in": local("d")}})
+    assert [entry.mtime for _, entry in walk(await desk.root(result)) if isinstance(entry, Entry)] == [FARTHEST_TIME]
 
 
 async def test_special_files_are_refused(desk: Desk, shared: Path) -> None:

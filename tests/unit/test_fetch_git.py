@@ -65,6 +65,16 @@ async def test_a_commit_s_files_come_with_pin_modes_and_links(server: Server, de
     assert TOKEN not in caught.value.message
 
 
+async def test_links_count_as_files(server: Server, desk: Desk) -> None:
+    """Of all entries together, within the limit of the manifest."""
+    Repository(server.root / "r.git").files({"a@": b"x", "b@": b"x", "back\\slash": b"x"})
+    entries = {"one": entry(server), "two": entry(server)}
+    with pytest.raises(ApplicationError, match=r"entries\.two: more than 5 files in all"):
+        await desk.fetch({"entries": entries, "limits": {"max_files": 5}})
+    result = await desk.fetch({"entries": entries, "limits": {"max_files": 6}})
+    assert (await desk.tree(result))["two/back\\slash"] == b"x"
+
+
 async def test_pins_keep_the_commit_though_the_branch_moves(server: Server, desk: Desk) -> None:
     """A run that is pinned is given what the first one was given."""
     repository = Repository(server.root / "r.git")

@@ -139,8 +139,8 @@ async def test_markers_of_directories_are_directories(shelf: Shelf) -> None:
         ("p//etc/passwd", "begins with /"),
         ("p/a//b", "has an empty part"),
         ("p/a//", "has an empty part"),
-        ("p/a\0b", "holds a NUL character or a backslash"),
-        ("p/..\\x", "holds a NUL character or a backslash"),
+        ("p/a\0b", "holds a NUL character"),
+        ("p/..\\x", "holds a backslash"),
         ("p/" + "ü" * 128, "has a part of more than 255 bytes"),
         ("p/" + "a/" * 130 + "b", "lies deeper than 128 directories"),
         ("p/\ud800", "is no text"),
@@ -172,6 +172,30 @@ async def test_an_object_and_a_directory_of_the_prefix_itself(shelf: Shelf) -> N
     """Which one is meant is for the manifest to say."""
     message = await refusal(shelf, {"p": b"1", "p/a": b"2"}, "p")
     assert "'p' is an object, and others are below 'p/'; end the prefix with /" in message
+
+
+async def test_a_marker_of_the_prefix_hides_no_object(shelf: Shelf) -> None:
+    """`p//` is not the object `p/`, whichever comes first."""
+    for objects in ({"p/": b"content", "p//": b""}, {"p//": b"", "p/": b"content"}):
+        assert "'p/' begins with /" in await refusal(shelf, objects, "p/")
+
+
+async def test_markers_of_directories_are_no_files(shelf: Shelf) -> None:
+    """They do not count against the limit of files, but have one of their own."""
+    shelf.bucket = Objects({"p/": b"", "p/d/": b"", "p/d/a": b"a", "p/d/b": b"b"})
+    result = await shelf.fetch({"entries": {"in": bucket("p/")}, "limits": {"max_files": 2}})
+    assert files_of(await shelf.tree(result)) == {"in/d/a": b"a", "in/d/b": b"b"}
+    many = {f"p/{number}/": b"" for number in range(30)}
+    shelf.bucket = Objects(many)
+    with pytest.raises(ApplicationError, match="has more than 24 directories for at most 2 files"):
+        await shelf.fetch({"entries": {"in": bucket("p/")}, "limits": {"max_files": 2}})
+
+
+@pytest.mark.parametrize("patterns", [{"include": ["*.pdf"]}, {"exclude": ["one.*"]}])
+async def test_patterns_judge_a_single_object_by_its_name(shelf: Shelf, patterns: dict[str, Any]) -> None:
+    """As they would if the prefix were its directory."""
+    assert "include and exclude leave none of 1 objects" in await refusal(shelf, {"p/one.csv": b"1"}, "p/one.csv", **patterns)
+    assert await taken(shelf, {"p/two.pdf": b"2"}, "p/two.pdf", **patterns) == {"in": b"2"}
 
 
 async def test_names_of_any_script_are_kept(shelf: Shelf) -> None:
@@ -317,6 +341,30 @@ async def test_lazy_names_files_and_brings_each_when_it_is_asked_for(shelf: Shel
     shelf.bucket.objects["p/a.txt"] = b"new"
     with pytest.raises(BadInput, match="is another version now since it was listed"):
         await content("in/a.txt")
+
+
+async def test_a_lazy_entry_of_a_single_object_has_it_by_its_name(shelf: Shelf) -> None:
+    """The place is the directory of the list, so that the object itself cannot lie there."""
+    shelf.bucket = Objects({"p/one.bin": b"123"})
+    entries = {"in": bucket("p/one.bin", mode="lazy")}
+    result = await shelf.fetch({"entries": entries})
+    names = (await shelf.tree(result))["in/.caisson-lazy.json"]
+    assert json.loads(names or b"") == [{"path": "one.bin", "size": 3}]
+    assert result.lazy is not None
+    known = Manifest.model_validate({"entries": entries}).entries
+    fetched = await lazy.fetch_lazy(shelf.blobs, Secrets(None), known, result.lazy, "in/one.bin")
+    assert await shelf.blobs.get(fetched) == b"123"
+
+
+async def test_lazy_files_are_judged_as_copied_ones_are(shelf: Shelf) -> None:
+    """They must all have room beside each other and the list, and count for the limits of all entries."""
+    assert "'p/a/b' needs a directory" in await refusal(shelf, {"p/a": b"1", "p/a/b": b"2"}, "p/", mode="lazy")
+    assert "where a file is" in await refusal(shelf, {"p/.caisson-lazy.json": b"1"}, "p/", mode="lazy")
+    shelf.bucket = Objects({f"p/{number}": b"x" for number in range(8)})
+    entries = {"a": bucket("p/", mode="lazy"), "b": bucket("p/", mode="lazy")}
+    with pytest.raises(ApplicationError, match=r"entries\.b: more than 15 files in all"):
+        await shelf.fetch({"entries": entries, "limits": {"max_files": 15}})
+    await shelf.fetch({"entries": entries, "limits": {"max_files": 16}})
 
 
 async def test_a_connection_that_breaks_is_taken_up_where_it_broke(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,3 +137,30 @@ async def test_patterns_and_limits_hold(desk: Desk, room: Room) -> None:
     tree = await desk.entries(old=entry(include=["*.pdf"], exclude=["node_modules/"]))
     assert tree == {"old": None, "old/a.pdf": b"a.pdf"}
     assert "3 files, more than its max_files of 2" in await refusal(desk, max_files=2)
+    assert "include and exclude leave no file" in await refusal(desk, path="b.txt", exclude=["*.txt"])
+    assert await desk.entries(old=entry(path="a.pdf", include=["*.pdf"])) == {"old": b"a.pdf"}
+
+
+async def test_any_bytes_are_a_name(desk: Desk, room: Room) -> None:
+    """Also what is not UTF-8, which the record of the sources shows in a way that JSON can hold."""
+    place = room.place()
+    for name in (b"caf\xe9", b"back\\slash"):
+        Path(os.fsdecode(os.fsencode(place.workspace) + b"/" + name)).write_bytes(name)
+    await record(desk, "first", await room.save(place))
+    result = await desk.fetch({"entries": {"old": entry()}})
+    assert files_of(await desk.tree(result)) == {"old/caf\udce9": b"caf\xe9", "old/back\\slash": b"back\\slash"}
+    assert [file.path for file in (await desk.sources(result))["old"].files] == ["back\\slash", "caf\\xe9"]
+    assert "caf" in result.listing
+    result.model_dump_json()
+    await desk.fetch({"entries": {"old": entry()}, "pins": result.sources})
+
+
+async def test_directories_are_no_files(desk: Desk, room: Room) -> None:
+    """They do not count against the limit of files."""
+    place = room.place()
+    for number in range(6):
+        (place.workspace / f"d{number}").mkdir()
+    (place.workspace / "d0" / "a").write_text("x")
+    await record(desk, "first", await room.save(place))
+    result = await desk.fetch({"entries": {"old": entry()}, "limits": {"max_files": 1}})
+    assert files_of(await desk.tree(result)) == {"old/d0/a": b"x"}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.heartbeat import beating
-from activities.sandbox.activity import SandboxActivities
+from activities.heartbeat import Beat, beating
+from activities.sandbox.activity import SandboxActivities, watched
 from activities.sandbox.port import Capabilities, Sandbox
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
@@ -101,3 +102,44 @@ async def test_a_persons_stop_stays_a_cancellation() -> None:
     environment.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+class Watched:
+    """A sandbox that only notes which of its jobs were killed."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    async def progress(self, job_id: str) -> None:
+        """Nothing is known."""
+
+    async def kill_job(self, job_id: str) -> None:
+        """Note it."""
+        self.killed.append(job_id)
+
+
+@pytest.mark.parametrize(
+    ("why", "killed"),
+    [
+        ({"cancel_requested": True}, ["job"]),
+        ({"not_found": True}, []),
+        ({"timed_out": True}, []),
+        ({"reset": True}, []),
+        ({"paused": True}, []),
+        ({"worker_shutdown": True}, []),
+    ],
+)
+async def test_only_a_persons_stop_kills_the_command(why: dict[str, bool], killed: list[str]) -> None:
+    """A worker that missed its heartbeats has lost the call, and not the command: the next attempt waits for that."""
+    environment, sandbox = ActivityEnvironment(), Watched()
+
+    async def work() -> None:
+        async with watched(cast("Sandbox", sandbox), "job", Beat()):
+            await asyncio.sleep(60)
+
+    running = asyncio.ensure_future(environment.run(work))
+    await asyncio.sleep(0.05)
+    environment.cancel(cancellation_details=ActivityCancellationDetails(**why))
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert sandbox.killed == killed

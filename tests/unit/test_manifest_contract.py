@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -32,7 +33,26 @@ def test_a_path_is_brought_into_its_normal_form(path: str, normal: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", " ", ".", "./", "..", "a/..", "a/../b", "../a", "/", "/a", "a\\b", "a\0", " a", "a\n", "x" * 256, "ü" * 128]
+    "path",
+    [
+        "",
+        " ",
+        ".",
+        "./",
+        "..",
+        "a/..",
+        "a/../b",
+        "../a",
+        "/",
+        "/a",
+        "a\\b",
+        "a\0",
+        " a",
+        "a\n",
+        "x" * 256,
+        "ü" * 128,
+        "x/" * 2001,
+    ],
 )
 def test_a_path_that_could_leave_the_workspace_is_refused(path: str) -> None:
     """So is one that no file system holds."""
@@ -66,6 +86,19 @@ def test_two_spellings_of_one_place_are_refused() -> None:
 def test_an_entry_inside_another_is_refused(inside: str) -> None:
     """Which of the two is written first would decide what there is."""
     assert f"entries 'a' and '{inside}' overlap; give each its own place" in refusal(entries={"a": INLINE, inside: INLINE})
+
+
+def test_an_entry_inside_another_is_found_between_names_that_begin_alike() -> None:
+    """In the order of letters, `a-b` lies between `a` and `a/b`."""
+    assert "entries 'a' and 'a/b' overlap" in refusal(entries={"a": INLINE, "a-b": INLINE, "a.txt": INLINE, "a/b": INLINE})
+
+
+def test_ten_thousand_entries_are_checked_in_no_time() -> None:
+    """A workflow checks them, which has two seconds for all that it does at once."""
+    entries = {f"d/{n}": INLINE for n in range(10_000)}
+    begun = time.perf_counter()
+    assert len(Manifest.model_validate({"entries": entries}).entries) == 10_000
+    assert time.perf_counter() - begun < 1.5
 
 
 def test_names_that_only_begin_alike_do_not_overlap() -> None:
@@ -108,16 +141,43 @@ def test_a_nul_in_a_value_is_refused() -> None:
     assert "environment A holds a NUL character" in refusal(environment={"A": "x\0y"})
 
 
+def test_the_home_directory_is_the_sandboxes_own() -> None:
+    """A sandbox whose home is elsewhere could not be started."""
+    assert "environment HOME is the sandbox's own; take it out" in refusal(environment={"HOME": "/x"})
+
+
+@pytest.mark.parametrize("value", ["x" * 102_401, "ü" * 51_201])
+def test_a_value_that_no_program_could_be_started_with_is_refused(value: str) -> None:
+    """Every command of the run would fail. What is just below is taken."""
+    assert "environment A is longer than 102400 bytes" in refusal(environment={"A": value})
+    assert Manifest.model_validate({"environment": {"A": value[:51_200]}}).environment
+
+
+@pytest.mark.parametrize("command", [" ", "\n", "\t\x1c\u2028", ""])
+def test_a_blank_command_of_the_setup_is_refused(command: str) -> None:
+    """It has no first line that could be shown while it runs."""
+    assert "setup.0: " in refusal(setup=[command])
+
+
+def test_the_same_output_twice_is_refused_and_for_two_places_it_is_not() -> None:
+    """One path may go to two buckets; twice to the same place is a mistake."""
+    bucket = {"type": "s3", "bucket": "results", "prefix": "p/"}
+    assert "outputs: 'a' is given more than once" in refusal(outputs=[{"path": "a"}, {"path": "b"}, {"path": "./a/"}])
+    assert "outputs: 'a' is given more than once" in refusal(outputs=[{"path": "a", "to": bucket}] * 2)
+    assert len(Manifest.model_validate({"outputs": [{"path": "a"}, {"path": "a", "to": bucket}, {"path": "a/b"}]}).outputs) == 3
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"entries": {"a": {"type": "local", "path": ""}}}, "entries.a.local.path: "),
+        ({"entries": {"a": {"type": "local", "path": ""}}}, "entries.a.path: "),
         ({"entries": {"a": {"type": "local", "path": "x\0y"}}}, "a path holds no NUL character"),
-        ({"entries": {"a": {"type": "inline"}}}, "entries.a.inline.text: required, but missing"),
-        ({"entries": {"a": {"type": "inline", "text": "x", "modes": 1}}}, "entries.a.inline.modes: unknown field"),
+        ({"entries": {"a": {"type": "inline"}}}, "entries.a.text: required, but missing"),
+        ({"entries": {"a": {"type": "inline", "text": "x", "modes": 1}}}, "entries.a.modes: unknown field"),
         ({"entries": {"a": {"text": "x"}}}, "entries.a: "),
         ({"outputs": [{"path": "/out"}]}, "outputs.0.path: "),
         ({"limits": {"max_bytes": 0}}, "limits.max_bytes: "),
+        ({"limits": {"max_bytes": True}}, "limits.max_bytes: must be a number, not a boolean"),
         ({"limits": {"max_files": -1}}, "limits.max_files: "),
         ({"entry": {}}, "entry: unknown field; remove it or correct its name"),
     ],

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import urllib.parse
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +82,44 @@ def test_a_tool_whose_schema_cannot_be_given_on_is_left_out_alone(schema: Any) -
     (note,) = made.notes
     assert note.startswith("MCP server 'srv': left out srv__bad: its input schema ")
     assert "ignore" not in note
+
+
+@pytest.mark.parametrize(
+    ("schema", "given"),
+    [
+        (OBJECT, {}),
+        ({**OBJECT, "properties": None, "required": None}, {}),
+        ({**OBJECT, "properties": {"a": {"type": "array"}}}, {"a": {"type": "array", "items": {}}}),
+        ({**OBJECT, "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": {}, "b": {}}}, {"a": {}, "b": {}}),
+        (
+            {**OBJECT, "oneOf": [{"properties": {"do": {"const": n}, n: {"type": "string"}}} for n in "xy"]},
+            {"do": {"anyOf": [{"const": "x"}, {"const": "y"}]}, "x": {"type": "string"}, "y": {"type": "string"}},
+        ),
+        ({**OBJECT, "$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "string"}}}}}, {"a": {"type": "string"}}),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                **OBJECT,
+                "properties": {"a": {"type": "array", "items": [{"type": "string"}], "additionalItems": False}},
+            },
+            {"a": {"type": "array", "prefixItems": [{"type": "string"}], "items": False}},
+        ),
+        (
+            {**OBJECT, "properties": {"a": {"type": "number", "minimum": 0, "exclusiveMinimum": True}}},
+            {"a": {"type": "number", "exclusiveMinimum": 0}},
+        ),
+        (
+            {**OBJECT, "properties": {"default": {"default": {"$ref": "foo"}}, "b": {"const": {"$ref": "http://x"}}}},
+            {"default": {"default": {"$ref": "foo"}}, "b": {"const": {"$ref": "http://x"}}},
+        ),
+    ],
+)
+def test_schemas_of_all_dialects_are_given_as_services_take_them(schema: Any, given: dict[str, Any]) -> None:
+    """All have properties, and no combination at the top; what is data stays as it is."""
+    made = offer(Said("t", "", schema))
+    assert made.notes == ()
+    assert made.tools[0].parameters["properties"] == given
+    assert set(made.tools[0].parameters) <= {"type", "properties", "$defs"}
 
 
 def test_descriptions_are_bounded_and_hide_nothing() -> None:
@@ -213,22 +250,29 @@ def test_secrets_are_taken_out_of_descriptions_schemas_and_results() -> None:
     (tool,) = offer(Said("t", "s3cret-s3cret", {**OBJECT, "title": "s3cret-s3cret", "x": ["s3cret-s3cret"]}), hide=hide).tools
     assert "s3cret" not in tool.model_dump_json()
     # Also where the text is cut: it is hidden first.
+    long = {**OBJECT, "properties": {"a": {"description": "x" * 4085 + "s3cret-s3cret"}}}
+    assert "s3cr" not in offer(Said("t", "", long), hide=hide).tools[0].model_dump_json()
+    cut = [
+        {"type": "resource_link", "uri": "x" * 190 + "s3cret-s3cret"},
+        {"type": "image", "mimeType": "x" * 90 + "s3cret-s3cret"},
+    ]
+    assert "s3cr" not in render(cut, None, hide)
     text = "x" * (MAX_OUTPUT // 2 - 5) + "s3cret-s3cret" + "y" * MAX_OUTPUT
-    assert "s3cr" not in render([SimpleNamespace(type="text", text=text)], None, hide)
+    assert "s3cr" not in render([{"type": "text", "text": text}], None, hide)
 
 
 def test_a_long_result_keeps_its_beginning_and_end() -> None:
     """In between stands how much is left out."""
-    text = render([SimpleNamespace(type="text", text="begin" + "x" * 300_000 + "end")], None, HIDE)
+    text = render([{"type": "text", "text": "begin" + "x" * 300_000 + "end"}], None, HIDE)
     assert text.startswith("begin") and text.endswith("end") and "characters left out" in text
     assert len(text) < MAX_OUTPUT + 100
 
 
 def test_other_content_is_a_line_and_structured_content_stands_in_for_text() -> None:
     """What a model cannot be shown is named with its size."""
-    image = SimpleNamespace(type="image", mime_type="image/png", data="QUJD")
-    link = SimpleNamespace(type="resource_link", uri="file:///x\x1b[0m")
-    held = SimpleNamespace(type="resource", resource=SimpleNamespace(uri="a://b", mime_type=None, text="words"))
+    image = {"type": "image", "mimeType": "image/png", "data": "QUJD"}
+    link = {"type": "resource_link", "uri": "file:///x\x1b[0m"}
+    held = {"type": "resource", "resource": {"uri": "a://b", "mimeType": None, "text": "words"}}
     shown = render([image, link, held], {"a": 1}, HIDE)
     assert shown.splitlines() == [
         '{"a": 1}',
@@ -236,9 +280,9 @@ def test_other_content_is_a_line_and_structured_content_stands_in_for_text() -> 
         "[link to resource file:///x[0m: not followed]",
         "[resource a://b of unknown type, 5 bytes: not shown]",
     ]
-    assert render([SimpleNamespace(type="text", text="said")], {"a": 1}, HIDE) == "said"
+    assert render([{"type": "text", "text": "said"}], {"a": 1}, HIDE) == "said"
     assert render([], None, HIDE) == "(no output)"
-    assert render([SimpleNamespace(type="text", text="a\0b\x1b[2Jc\r\nd\ud83d")], None, HIDE) == "a\u2400b[2Jc\nd\ufffd"
+    assert render([{"type": "text", "text": "a\0b\x1b[2Jc\r\nd\ud83d"}], None, HIDE) == "a\u2400b[2Jc\nd\ufffd"
 
 
 def test_a_cut_text_says_so() -> None:

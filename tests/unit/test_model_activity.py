@@ -18,6 +18,7 @@ from activities.heartbeat import Beat
 from activities.model.activity import ModelActivities
 from activities.model.client import ask_streaming, make_client
 from activities.model.prices import load_prices
+from activities.model.reply import read_reply
 from activities.model.transcript import TranscriptStore
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
@@ -148,7 +149,7 @@ async def test_a_whole_json_answer_to_a_streaming_request_is_accepted() -> None:
     body = {"id": "r", "status": "completed", "output": [{"type": "message", "role": "assistant", "content": [part]}]}
     async with answering(json.dumps(body).encode(), "application/json; charset=utf-8") as client:
         answer = await ask_streaming(client, REQUEST, "key", 10, Beat())
-    assert (answer.response.output_text, answer.label) == ("done", None)
+    assert (read_reply(answer.response, "m").text, answer.label) == ("done", None)
 
 
 async def test_half_a_character_in_a_delta_does_not_stop_the_heartbeat() -> None:

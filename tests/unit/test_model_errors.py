@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,8 +13,12 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.api.failure.v1 import Failure
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
 
-from activities.model.errors import MAX_RETRY_AFTER, ReplyFault, retry_after, translate
+from activities.governance.redaction import Redactor
+from activities.model.errors import MAX_RETRY_AFTER, MIN_RETRY_AFTER, ReplyFault, read_error, retry_after, translate
 
 NOW = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
 REQUEST = httpx2.Request("POST", "http://model/v1/responses")
@@ -21,7 +26,7 @@ REQUEST = httpx2.Request("POST", "http://model/v1/responses")
 
 def status(code: int, error: dict[str, Any] | None = None, headers: dict[str, str] | None = None) -> openai.APIStatusError:
     """What the SDK raises for an HTTP status."""
-    response = httpx2.Response(code, headers=headers, json={"error": error} if error else None, request=REQUEST)
+    response = httpx2.Response(code, headers=headers, content=json.dumps({"error": error}) if error else b"", request=REQUEST)
     return openai.APIStatusError((error or {}).get("message", "no"), response=response, body=error)
 
 
@@ -46,6 +51,7 @@ def test_a_status_that_passes_is_retried(code: int) -> None:
     [
         (400, "check the agent's model and model_settings"),
         (401, "set a valid OPENAI_API_KEY"),
+        (402, "add credit, or use another key"),
         (403, "check the key's project"),
         (404, "check `model` in the agent and OPENAI_BASE_URL"),
         (405, "the endpoint refused the request"),
@@ -118,9 +124,15 @@ def test_a_long_error_page_is_cut() -> None:
         ({"retry-after-ms": "250"}, 0.25),
         ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
         ({"retry-after": "Mon, 30 Nov 2026 12:00:03 GMT"}, 3),
-        ({"retry-after": "Mon, 30 Nov 2026 11:59:00 GMT"}, 0.001),
-        ({"retry-after": "0"}, 0.001),
+        ({"retry-after": "Mon, 30 Nov 2026 11:59:00 GMT"}, None),
+        ({"retry-after": "0"}, None),
+        ({"retry-after-ms": "0", "retry-after": "7"}, 7),
+        ({"retry-after-ms": "1"}, MIN_RETRY_AFTER.total_seconds()),
+        ({"retry-after": "7, 7"}, 7),
         ({"retry-after": "86400"}, MAX_RETRY_AFTER.total_seconds()),
+        ({"retry-after": "1e12"}, MAX_RETRY_AFTER.total_seconds()),
+        ({"retry-after": "inf"}, MAX_RETRY_AFTER.total_seconds()),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, MAX_RETRY_AFTER.total_seconds()),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "-5"}, None),
         ({"retry-after": "nan"}, None),
@@ -130,7 +142,10 @@ def test_a_long_error_page_is_cut() -> None:
     ],
 )
 def test_the_wait_that_the_server_asks_for(headers: dict[str, str], seconds: float | None) -> None:
-    """In milliseconds, seconds or as a date, never negative, never longer than a quarter of an hour (earendil-works/pi#4377)."""
+    """In milliseconds, seconds or as a date, at most a quarter of an hour (earendil-works/pi#4377).
+
+    No wait at all is left to backoff: all attempts would be used up at once.
+    """
     asked = translate(status(429, headers=headers), NOW).next_retry_delay
     assert asked == (None if seconds is None else timedelta(seconds=seconds))
 
@@ -139,4 +154,94 @@ def test_the_wait_that_the_server_asks_for(headers: dict[str, str], seconds: flo
 def test_no_header_breaks_the_translation(value: str) -> None:
     """Whatever a proxy sends."""
     asked = retry_after({"retry-after": value}, NOW)
-    assert asked is None or timedelta(0) < asked <= MAX_RETRY_AFTER
+    assert asked is None or MIN_RETRY_AFTER <= asked <= MAX_RETRY_AFTER
+
+
+async def encoded(failure: ApplicationError) -> Failure:
+    """A failure as Temporal stores it."""
+    stored = Failure()
+    await pydantic_data_converter.encode_failure(failure, stored)
+    return stored
+
+
+@pytest.mark.parametrize("said", ["x" * 3_000_000, "half a character \ud83d"], ids=["long", "surrogate"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda said: status(400, {"message": said}),
+        lambda said: status(500, {"message": said}),
+        lambda said: openai.APIError(said, REQUEST, body={"message": said}),
+        openai.OpenAIError,
+        lambda said: connection(httpx2.ConnectError(said)),
+        httpx2.ReadError,
+        ReplyFault,
+        lambda said: ReplyFault(said, "invalid_prompt"),
+        ValueError,
+    ],
+)
+async def test_whatever_an_endpoint_says_can_be_recorded(make: Callable[[str], Exception], said: str) -> None:
+    """A failure that cannot be encoded, or is too long, would be retried in place of what it says."""
+    failure = translate(make(said))
+    assert (len(failure.message) < 1000, (await encoded(failure)).message) == (True, failure.message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        status(401, {"message": "Incorrect API key provided: sk-live-0123456789"}),
+        status(500, {"message": "x" * 590 + "sk-live-0123456789"}),
+        ReplyFault("you sent sk-live-0123456789"),
+        httpx2.ReadError("Bearer sk-live-0123456789"),
+        ValueError("sk-live-0123456789"),
+    ],
+)
+def test_a_key_that_the_endpoint_repeats_is_hidden(error: Exception) -> None:
+    """Whichever way it comes back, and before the text is cut."""
+    failure = translate(error, hide=Redactor(["sk-live-0123456789"]))
+    assert "sk-l" not in failure.message
+    assert "***" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"error": {"message": "in so many words"}}, "in so many words"),
+        ({"error": "in so many words"}, "in so many words"),
+        ({"detail": "in so many words"}, "in so many words"),
+        ({"detail": [{"loc": ["body", "x"], "msg": "in so many words"}]}, "in so many words"),
+        ([{"error": {"message": "in so many words", "code": 400}}], "in so many words"),
+        ("in so\n  many words", "in so many words"),
+        ({"message": 7}, None),
+        ([], None),
+        ({"error": [[[[[["deep"]]]]]]}, None),
+        (None, None),
+    ],
+)
+def test_the_words_of_an_endpoint_are_found_in_every_form(body: object, words: str | None) -> None:
+    """Each server wraps them in its own way."""
+    assert read_error(body).words == words
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        ({"code": 502, "message": "no"}, None),
+        ({"code": 402, "message": "no"}, "add credit"),
+        ({"code": "rate_limit_exceeded", "type": "insufficient_quota"}, "add credit"),
+        ({"code": "rate_limit_exceeded", "type": "invalid_request_error"}, None),
+        ({"code": None, "type": "invalid_request_error"}, "the endpoint refused the request"),
+        ({"code": {"a": 1}, "type": ["insufficient_quota"]}, None),
+        ("boom", None),
+    ],
+)
+def test_every_code_of_an_error_counts(body: object, remedy: str | None) -> None:
+    """Of `code` and `type`, either may say what it is, and neither need be text."""
+    failure = translate(openai.APIError("An error occurred during streaming", REQUEST, body=body))
+    assert (failure.non_retryable, (remedy or "") in failure.message) == (remedy is not None, True)
+    assert ("boom" in failure.message) == (body == "boom")
+
+
+def test_a_quota_beside_another_code_is_not_waited_for() -> None:
+    """The code alone would be retried."""
+    error = {"code": "rate_limit_exceeded", "type": "insufficient_quota", "message": "no credit"}
+    assert translate(status(429, error)).non_retryable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.sandbox.output import cut, decode, render, status_line
+from activities.sandbox.output import cut, decode, render, status_line, too_long
 from contracts.sandbox import JobResult, JobState
 
 LIMIT = 16 * 1024
@@ -130,6 +130,30 @@ def test_a_short_stream_is_whole_however_long_the_other_is() -> None:
     """A flood on one stream does not drown the error on the other."""
     text = shown(b"x" * 1_000_000, b"the one error\n")
     assert text.endswith("[standard error]\nthe one error")
+
+
+def test_a_marker_says_that_all_is_kept_only_where_it_is() -> None:
+    """Of a flood the middle is nowhere any more; the count is of all that is not shown."""
+    flood = b"a" * 60_000 + b"\n[... 1000000 bytes left out ...]\n" + b"z" * 60_000
+    result = exited(flood, b"e" * 20_000).model_copy(update={"stdout_bytes": 1_120_000})
+    text = render(result, 120, LIMIT, "/tmp/output/step-1-0.txt")
+    out, _, err = text.partition("[standard error]")
+    count = int(out.partition("[... ")[2].partition(" ")[0])
+    assert f"[... {count} bytes left out; its beginning and end are in /tmp/output/step-1-0.txt ...]" in out
+    assert count == 1_120_000 - LIMIT // 2
+    assert "[... 11808 bytes left out; all of it is in /tmp/output/step-1-0.txt ...]" in err
+
+
+@pytest.mark.parametrize(("stdout", "long"), [(b"\xff" * 10_000, True), (b"\0" * 8000, True), (b"a" * 10_000, False)])
+def test_output_that_grows_as_it_is_decoded_counts_as_it_is_shown(stdout: bytes, long: bool) -> None:
+    """A byte that is no UTF-8 takes four, so that what fits and what is cut is measured after that."""
+    assert too_long(exited(stdout), LIMIT) is long
+    assert ("left out" in shown(stdout)) is long
+
+
+def test_line_feeds_alone_are_no_output() -> None:
+    """The text never ends with an empty line that looks like a cut."""
+    assert shown(b"\n\n") == "exit code 0 after 0.2 s\n(no output)"
 
 
 def test_a_note_of_the_harness_stands_before_the_output() -> None:

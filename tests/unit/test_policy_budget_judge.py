@@ -115,6 +115,23 @@ def test_an_extension_adds_exactly_and_never_limits(budget: Budget, more: Budget
         assert new == (None if old is None else old + (added or 0))
 
 
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("steps", 10**12 + 1), ("tokens", 10**400), ("cost_usd", 1e10), ("wall_seconds", 1e15), ("steps", True), ("cost_usd", True)],
+)
+def test_a_limit_that_no_clock_or_share_could_be_computed_of_is_refused(limit: str, value: float) -> None:
+    """In a budget, and in what is added to one; and `true` is not the number 1."""
+    for kind in (Budget, BudgetExtension):
+        with pytest.raises(ValidationError, match=limit):
+            kind.model_validate({limit: value})
+
+
+def test_extensions_end_at_the_largest_limit() -> None:
+    """However often a run is extended, its limits stay numbers that it can work with."""
+    most = Budget(steps=10**12, tokens=10**12, cost_usd=1e9, wall_seconds=1e9)
+    assert extend(most, BudgetExtension(steps=5, tokens=10**12, cost_usd=1e9, wall_seconds=0.5)) == most
+
+
 @given(budgets(), extensions(), extensions())
 def test_the_order_of_extensions_does_not_matter(budget: Budget, one: BudgetExtension, other: BudgetExtension) -> None:
     """Two people who extend at the same time get the same budget, whoever came first."""
@@ -178,14 +195,37 @@ def test_a_refusal_ends_the_run_with_the_models_words() -> None:
     assert len(result.reason or "") < 600
 
 
-@pytest.mark.parametrize(("one", "bound"), [(answer(text=None), 4), (answer("incomplete", "part"), 4)])
-def test_empty_and_cut_answers_are_nudged_three_times(one: CallModelResult, bound: int) -> None:
-    """The fourth in a row ends the run, saying which setting to raise."""
-    for times in range(1, bound):
+@pytest.mark.parametrize(
+    ("one", "remedy"),
+    [(answer(text=None), "check the agent's model and instructions"), (answer("incomplete", "part"), "raise max_output_tokens")],
+)
+def test_empty_and_cut_answers_are_nudged_three_times(one: CallModelResult, remedy: str) -> None:
+    """The fourth in a row ends the run, saying what may help: more room is of no use to an answer that says nothing."""
+    for times in range(1, 4):
         result = judged(*[one] * times)
         assert (result.end, len(result.notes)) == (None, 1)
-    result = judged(*[one] * bound)
-    assert (result.end, "max_output_tokens" in (result.reason or "")) == (RunStatus.FAILED, True)
+    result = judged(*[one] * 4)
+    assert (result.end, (result.reason or "").endswith(f"(4 times in a row); {remedy}")) == (RunStatus.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "bound"),
+    [(answer(schema_fault="no"), 1), (answer(text=None), 3), (answer("tools", calls=(call("shel", unknown=True),)), 2)],
+    ids=["schema", "empty", "unknown tools"],
+)
+def test_a_good_answer_starts_every_count_anew(bad: CallModelResult, bound: int) -> None:
+    """People may go on with a run after an answer; what went wrong before it is past."""
+    counters = Counters()
+    for one in (*[bad] * bound, answer(), *[bad] * bound):
+        result = judge(one, counters, more_to_say=True)
+        assert result.end is None
+        counters = result.counters
+
+
+def test_an_answer_that_does_not_fit_its_schema_is_not_empty() -> None:
+    """Only what is the same in a row counts."""
+    empty, misfit = answer(text=None), answer(schema_fault="no")
+    assert judged(empty, empty, empty, misfit, empty).end is None
 
 
 def test_work_in_between_starts_the_count_of_empty_answers_anew() -> None:

@@ -68,6 +68,18 @@ CASES: dict[str, tuple[list[Item], list[Item]]] = {
     "output without a call": ([user(), output(7), said()], [user(), said()]),
     "two outputs of one call": ([user(), call(1), output(1), output(1, "again")], [user(), call(1), output(1)]),
     "output before its call": ([user(), output(1), call(1)], [user(), call(1), output(1)]),
+    "output of a custom tool": (
+        [user(), {"type": "custom_tool_call", "call_id": "call_1", "name": "p", "input": "x"}, output(1, "what it gave")],
+        [
+            user(),
+            {"type": "custom_tool_call", "call_id": "call_1", "name": "p", "input": "x"},
+            {"type": "custom_tool_call_output", "call_id": "call_1", "output": "what it gave"},
+        ],
+    ),
+    "reasoning before something of the service's own": (
+        [user(), thought(1), {"type": "web_search_call", "id": "ws_1"}, thought(2), call(1), user()],
+        [user(), thought(1), {"type": "web_search_call", "id": "ws_1"}, thought(2), call(1), interrupted(1), user()],
+    ),
     "custom tool": (
         [user(), {"type": "custom_tool_call", "call_id": "c", "name": "p", "input": "x"}],
         [

@@ -112,6 +112,18 @@ async def test_a_sandbox_without_sessions_says_so(asked: StartCommand | UseSessi
     assert "Give command alone" in shown.text
 
 
+async def test_a_command_that_fits_into_no_argument_is_refused() -> None:
+    """The model is told how much fits and what to do, before any sandbox is asked."""
+    unused = cast("Sandbox", None)
+    call = ToolCall(call_id="c", name="shell", arguments=Text(inline="{}"), arguments_digest="d" * 64, summary="s")
+    ref = SandboxRef(provider="other", id="1", nonce="n", queue="q")
+    given = ToolCallInput(run_id="r", step=1, job_id="r/1/0", sandbox=ref, agent=BlobRef(digest="a" * 64, size=1), call=call)
+    shown = await ShellCall(unused, None, given, TOOL, StartCommand("echo " + "\u00e9" * 60_000, 20)).carry_out()
+    assert shown.failed
+    assert shown.text.startswith("shell: the command has 120005 bytes, and at most 100000 fit; nothing was run.")
+    assert "apply_patch" in shown.text
+
+
 def test_the_id_of_a_session_is_short_and_its_calls_own() -> None:
     """The same at every attempt, another one for each call, and for the same call after a reset of the workflow."""
     call = ToolCall(call_id="c", name="shell", arguments=Text(inline="{}"), arguments_digest="d" * 64, summary="s")

@@ -41,6 +41,7 @@ _EDIT = st.one_of(
     st.tuples(st.just("fifo"), _PATH),
 )
 _PATTERNS = ["a", "b/", "/a/b", "*", "!c", "!a/", "a/*", "**/c", "a/**", "[ab]", "!*\u0301", "# a"]
+_ODD = ["[[:a]", "[[:alpha:]]", "/*/[!/]/*", "[b-a]", "[c-b]ab", "a/****", "****/c", "/***/b", "a\\/c"]
 _IGNORE = st.tuples(st.just("ignore"), st.lists(st.sampled_from(_PATTERNS), max_size=3))
 
 
@@ -166,7 +167,9 @@ async def test_snapshots_one_after_the_other_are_as_good_as_fresh_ones(
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(
-        st.lists(st.sampled_from([*_PATTERNS, "?", "b*b", "*a*b*", "a/**/b", "/*/b", "[!a]", "a\\", "[", "\\*"]), max_size=4),
+        st.lists(
+            st.sampled_from([*_PATTERNS, "?", "b*b", "*a*b*", "a/**/b", "/*/b", "[!a]", "a\\", "[", "\\*", *_ODD]), max_size=4
+        ),
         min_size=8,
     )
 )

@@ -116,6 +116,31 @@ async def test_a_pattern_for_directories_does_not_match_a_file_that_takes_its_pl
     assert (await room.restore(ref)).workspace.joinpath("build").read_text() == "a file"
 
 
+async def test_patterns_behind_a_byte_order_mark_count_too(room: Room) -> None:
+    """As editors of Windows write it."""
+    source = room.place()
+    (source.workspace / ".caissonignore").write_bytes(b"\xef\xbb\xbfbuild/\r\nother/\r\n")
+    (source.workspace / "build").mkdir()
+    assert not (await room.restore(await room.save(source))).workspace.joinpath("build").exists()
+
+
+@pytest.mark.parametrize("kind", ["a link", "a directory", "of more than 65536 bytes"])
+async def test_patterns_that_are_not_followed_are_told(room: Room, kind: str) -> None:
+    """Somebody counts on them, and would find everything stored."""
+    source = room.place()
+    file = source.workspace / ".caissonignore"
+    if kind == "a link":
+        file.symlink_to("patterns")
+    elif kind == "a directory":
+        file.mkdir()
+    else:
+        file.write_bytes(b"build/\n" * 10_000)
+    ref = await room.save(source)
+    why = f"its patterns are not followed: it is {kind}, and not a file of at most 64 KiB"
+    assert (await room.keeper.store.load(ref)).skipped == ((b".caissonignore", why),)
+    assert await room.save(source, ref) == ref
+
+
 @pytest.mark.parametrize(
     "text", [b"!\n\\\n[z-a]\n[\n", b"\xff\xfe*\n", b"*a" * 2000 + b"*b\n", b"**/a/" * 2000 + b"b\n", bytes(200_000)]
 )

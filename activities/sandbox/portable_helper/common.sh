@@ -11,14 +11,18 @@ reply() {
         printf '\ncaisson-1 end\n'
         rm -f "$answer"
     else
-        { printf '%s\n' "$1"; cat "$answer"; } >"$answer.whole" && mv -f "$answer.whole" "$answer"
+        { printf '%s\n' "$1" && cat "$answer"; } >"$answer.whole" 2>/dev/null || {
+            rm -f "$answer.whole"
+            fault file "$state: No space left on device"
+        }
+        mv -f "$answer.whole" "$answer"
         printf '\ncaisson-1 file %s\ncaisson-1 end\n' "$(($(wc -c <"$answer")))"
     fi
     exit 0
 }
 
 fault() {
-    printf %s "$2" >"$answer"
+    until (printf %s "$2" >"$answer") 2>/dev/null; do give_way || break; done
     reply "{\"fault\":\"$1\"}"
 }
 
@@ -30,18 +34,41 @@ clock() {
 
 seconds() { printf '%d.%02d' "$(($1 / 100))" "$(($1 % 100))"; }
 
+# Gives up a piece of the reserve, so that records can be written on a full disk. Fails when there is nothing left of it.
+give_way() {
+    pieces=$(($(size_of "$state/reserve") / 65536))
+    [ "$pieces" -gt 0 ] && dd if=/dev/null of="$state/reserve" bs=65536 seek="$((pieces - 1))" 2>/dev/null
+}
+
+# Writes $2 into the file $1 as its one line, whole or not at all.
+save() {
+    until (printf '%s\n' "$2" >"$1.new") 2>/dev/null; do give_way || { rm -f "$1.new"; return 1; }; done
+    mv -f "$1.new" "$1"
+}
+
+# Adds $2 to the file $1 as a line.
+add() {
+    until (printf '%s\n' "$2" >>"$1") 2>/dev/null; do give_way || return 1; done
+}
+
 size_of() { if [ -f "$1" ]; then echo $(($(wc -c <"$1"))); else echo 0; fi; }
 
 started() { cut -d ' ' -f 22 "/proc/$1/stat" 2>/dev/null; }
 
 alive() {
     read -r pid start began 2>/dev/null <"$dir/pid" || return 1
-    [ "$(started "$pid")" = "$start" ] && case "$(cut -d ' ' -f 3 "/proc/$pid/stat" 2>/dev/null)" in [ZX]) false ;; esac
+    [ "$(started "$pid")" = "$start" ] || return 1
+    case "$(cut -d ' ' -f 3 "/proc/$pid/stat" 2>/dev/null)" in
+        [ZX]) return 1 ;;
+        # A command may stop its supervisor, as it has the same user. It must not win time, or hang a caller, by that.
+        [Tt]) kill -9 "$pid" 2>/dev/null; return 1 ;;
+    esac
 }
 
-# Whether the job has ended. One whose supervisor is dead is ended, and called lost.
+# Whether the job has ended. One whose supervisor is dead, or whose directory a command has removed, is ended, and called lost.
 over() {
     [ -e "$dir/exit" ] && return 0
+    [ -d "$dir" ] || { sweep 0; return 0; }
     if [ ! -s "$dir/pid" ]; then
         # It is being started, unless the one who did that was killed.
         waited=$((${waited:-0} + 1))
@@ -50,7 +77,7 @@ over() {
     alive && return 1
     [ -e "$dir/exit" ] && return 0
     sweep 0
-    printf 'state=lost\n' >"$dir/exit.$$" && { ln "$dir/exit.$$" "$dir/exit" 2>/dev/null; rm -f "$dir/exit.$$"; }
+    save "$dir/exit.$$" state=lost 2>/dev/null && { ln "$dir/exit.$$" "$dir/exit" 2>/dev/null; rm -f "$dir/exit.$$"; }
     return 0
 }
 
@@ -91,16 +118,18 @@ sweep() {
 
 pause() { sleep 0.1 2>/dev/null || sleep 1; }
 
-# Reads how long a stream of the job is, as it was at its end or is now: h in its head, x and y in its ring, g gone between.
+# Reads how long a stream of the job is, as it was at its end or is now: h in its head, x and y in its ring, g gone between; and how
+# much was lost after that, since the disk was full.
 measure() {
-    h=$(size_of "$dir/$1") g=0 x=0 y=0 old=a new=b
+    h=$(size_of "$dir/$1") g=0 x=0 y=0 old=a new=b lost=0
+    [ ! -s "$dir/$1.lost" ] || read -r lost <"$dir/$1.lost"
     if [ -s "$dir/$1.last" ]; then
         read -r new g <"$dir/$1.last"
         [ "$new" = a ] && old=b
         x=$(size_of "$dir/$1.$old") y=$(size_of "$dir/$1.$new")
     fi
     if [ -e "$dir/exit" ] && grep -q "^$1=" "$dir/exit"; then
-        eval "$(sed -n "s/^$1=\([0-9]*\) \([0-9]*\) \([0-9]*\) \([0-9]*\) \([ab]\) \([ab]\)$/h=\1 g=\2 x=\3 y=\4 old=\5 new=\6/p" "$dir/exit")"
+        eval "$(sed -n "s/^$1=\([0-9]*\) \([0-9]*\) \([0-9]*\) \([0-9]*\) \([ab]\) \([ab]\) \([0-9]*\)$/h=\1 g=\2 x=\3 y=\4 old=\5 new=\6 lost=\7/p" "$dir/exit")"
     fi
     total=$((h + g + x + y))
 }
@@ -121,7 +150,7 @@ part() {
     count=$(($3 - $2))
     if [ "$count" -le "$limit" ] && { [ "$g" = 0 ] || [ "$3" -le "$h" ]; }; then
         kept "$1" | tail -c "+$(($2 + 1))" | head -c "$count" >>"$answer"
-        lengths="[$count]"
+        lengths="[$count]" taken=$count
         return
     fi
     first=$((limit / 2)) last=$((limit - limit / 2))
@@ -133,5 +162,44 @@ part() {
     [ "$((first + last))" -le "$count" ] || last=$((count - first))
     [ "$first" = 0 ] || head -c "$h" "$dir/$1" | tail -c "+$(($2 + 1))" | head -c "$first" >>"$answer"
     [ "$last" = 0 ] || kept "$1" | head -c "$(($3 - g))" | tail -c "$last" >>"$answer"
-    lengths="[$first,$last]"
+    lengths="[$first,$last]" taken=$((first + last))
+}
+
+# Puts both streams into the answer: from $1 to $2 and from $3 to $4. Fails when the disk has no room for that and its copy.
+both() {
+    : >"$answer"
+    {
+        part stdout "$1" "$2" && out_lengths=$lengths && wanted=$taken
+        part stderr "$3" "$4" && err_lengths=$lengths && wanted=$((wanted + taken))
+    } 2>/dev/null
+    [ "$(size_of "$answer")" = "$wanted" ] || return 1
+    [ "$wanted" -le 39000 ] || cat "$answer" >"$answer.whole" 2>/dev/null
+}
+
+# The same, less of it where the disk is too full for all: then $full says so.
+gather() {
+    full=""
+    both "$@" && return
+    rm -f "$answer.whole"
+    full=answer
+    [ "$limit" -le 15000 ] || limit=15000
+    until both "$@" || ! give_way; do :; done
+}
+
+# Sets $end to $3, moved before a character of which only a part is there, unless that part is all there is from $2 on.
+whole() {
+    measure "$1"
+    back=$(kept "$1" | head -c "$(($3 - g))" | tail -c 4 | od -An -v -tu1 | awk '
+        { for (i = 1; i <= NF; i++) byte[++n] = $i }
+        END {
+            for (back = 1; back <= n; back++) {
+                one = byte[n - back + 1]
+                if (one >= 128 && one < 192) continue
+                long = one < 192 ? 1 : one < 224 ? 2 : one < 240 ? 3 : 4
+                print (long > back ? back : 0)
+                exit
+            }
+        }')
+    end=$(($3 - ${back:-0}))
+    [ "$end" -gt "$2" ] || end=$3
 }

@@ -19,6 +19,10 @@ CHUNK = 1 << 20
 OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PERMISSIONS = 0o777
+CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Why a directory below the top of a walk may be told without its content."""
+REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What has become of a directory that was removed or replaced since it was listed."""
 
 
 def refusal(path: bytes, error: OSError) -> Refused:
@@ -98,36 +102,40 @@ def look(state: bytes, given: "Request") -> "Tuple[Words, List[bytes]]":
 
 
 def walk(state: bytes, given: "Request") -> "Tuple[Words, List[bytes]]":
-    """List everything below a workspace path; links are told, not followed."""
+    """List everything below a workspace path; links are told, not followed.
+
+    A directory below it that cannot be listed is told as a "closed directory", and costs nothing but what is in it.
+    """
     top = raw(given["path"])
-    entries: "List[Entry]" = []
+    entries: "Dict[bytes, Entry]" = {}
     waiting = [top]
     while waiting:
         directory = waiting.pop()
         try:
-            fd = os.open(
-                os.path.join(raw(given["workspace"]), directory),
-                os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
-            )
+            listed = list_directory(raw(given["workspace"]), directory)
         except OSError as error:
-            if isinstance(error, (FileNotFoundError, NotADirectoryError)) and directory != top:
-                continue  # removed or replaced since it was listed
-            raise refusal(directory or b".", error) from error
-        try:
-            for name in map(os.fsencode, os.listdir(fd)):
-                path = directory + b"/" + name if directory else name
-                try:
-                    found = entry(path, os.stat(name, dir_fd=fd, follow_symlinks=False), fd, name)
-                except FileNotFoundError:
-                    continue
-                entries.append(found)
-                if found[1] == "directory":
-                    waiting.append(path)
-        except OSError as error:
-            raise refusal(directory or b".", error) from error
-        finally:
-            os.close(fd)
-    return {"entries": entries}, []
+            if directory == top or error.errno not in CLOSED + REPLACED:
+                raise refusal(directory or b".", error) from error
+            if error.errno in CLOSED:
+                entries[directory] = (entries[directory][0], "closed directory") + entries[directory][2:]
+            continue
+        entries.update(listed)
+        waiting += [path for path, found in listed if found[1] == "directory"]
+    return {"entries": list(entries.values())}, []
+
+
+def list_directory(workspace: bytes, directory: bytes) -> "List[Tuple[bytes, Entry]]":
+    """Describe everything in one directory of the workspace. Raises OSError."""
+    fd = os.open(os.path.join(workspace, directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found: "List[Tuple[bytes, Entry]]" = []
+    try:
+        for name in map(os.fsencode, os.listdir(fd)):
+            path = directory + b"/" + name if directory else name
+            with contextlib.suppress(FileNotFoundError):
+                found.append((path, entry(path, os.stat(name, dir_fd=fd, follow_symlinks=False), fd, name)))
+        return found
+    finally:
+        os.close(fd)
 
 
 class Transaction:
@@ -144,21 +152,24 @@ class Transaction:
 
     def directory(self, path: bytes, make: bool) -> int:
         """Return an open directory of the workspace, reached through no link. Raises Refused, or FileNotFoundError."""
-        if path in self.directories:
-            return self.directories[path]
-        if not path:
-            fd = os.open(self.workspace, OPEN_DIRECTORY)
-        else:
-            head, _, name = path.rpartition(b"/")
-            parent = self.directory(head, make)
-            try:
-                fd = self.enter(parent, name, make)
-            except NotADirectoryError:
-                is_link = stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-                what = "a link; name the directory itself" if is_link else "no directory"
-                raise Refused("%s: is %s" % (shown(path), what)) from None
-        self.directories[path] = fd
-        return fd
+        if b"" not in self.directories:
+            self.directories[b""] = os.open(self.workspace, OPEN_DIRECTORY)
+        here, parent = b"", self.directories[b""]
+        for name in path.split(b"/") if path else ():
+            here = here + b"/" + name if here else name
+            if here not in self.directories:
+                self.directories[here] = self.step(here, parent, name, make)
+            parent = self.directories[here]
+        return parent
+
+    def step(self, path: bytes, parent: int, name: bytes, make: bool) -> int:
+        """Open the directory `name` of `parent`, which is `path`. Raises Refused, or FileNotFoundError."""
+        try:
+            return self.enter(parent, name, make)
+        except NotADirectoryError:
+            is_link = stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+            what = "a link; name the directory itself" if is_link else "no directory"
+            raise Refused("%s: is %s" % (shown(path), what)) from None
 
     def enter(self, parent: int, name: bytes, make: bool) -> int:
         """Open a directory, making it if it is not there and `make` says so."""
@@ -234,6 +245,20 @@ class Transaction:
             os.rmdir(name, dir_fd=parent)
 
 
+def make_directories(path: bytes) -> None:
+    """Make a directory and those that lead to it, however many. Raises OSError."""
+    missing: "List[bytes]" = []
+    while path not in (b"", b"/") and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(missing):
+        try:
+            os.mkdir(one, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(one):
+                raise
+
+
 def change(state: bytes, given: "Request") -> "Tuple[Words, List[bytes]]":
     """Make all changes, or none. With `anywhere`, one file at any path whose links on the way are followed."""
     source = raw(given["data"]) if given["data"] else b"/dev/null"
@@ -250,7 +275,7 @@ def change(state: bytes, given: "Request") -> "Tuple[Words, List[bytes]]":
                 continue
             if given["anywhere"]:
                 head, name = os.path.split(os.path.join(transaction.workspace, path))
-                os.makedirs(head, 0o755, exist_ok=True)
+                make_directories(head)
                 parent = os.open(head, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             else:
                 head, _, name = path.rpartition(b"/")

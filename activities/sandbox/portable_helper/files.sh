@@ -1,6 +1,6 @@
 # Looking at files and changing them, for helper.sh.
 
-no_file="No such file or directory"
+no_file="No such file or directory" no_space="No space left on device"
 
 refuse() { fault file "$1: $2"; }
 
@@ -34,7 +34,7 @@ read_file() {
     [ -f "$path" ] || refuse "$1" "is not a regular file"
     [ -r "$path" ] || refuse "$1" "Permission denied"
     if [ "$(($(wc -c <"$path")))" -le 39000 ]; then
-        cat "$path" >"$answer"
+        cat "$path" >"$answer" 2>/dev/null || fault file "$state: $no_space"
         reply "{\"size\":$(size_of "$answer")}"
     fi
     printf %s "$place" >"$answer"
@@ -73,16 +73,16 @@ look() {
             case "$reason" in "$no_file" | "Not a directory") ;; *) refuse "$path" "$reason" ;; esac
         elif [ "$1" = symlink ]; then
             before=$(size_of "$answer")
-            readlink -n "./$path" >>"$answer"
+            readlink -n "./$path" >>"$answer" || fault file "$state: $no_space"
             length=$(($(size_of "$answer") - before))
         elif [ "$1" = file ] && [ "$3" -le "$most" ]; then
             [ -r "./$path" ] || refuse "$path" "Permission denied"
             before=$(size_of "$answer")
-            head -c "$3" "./$path" >>"$answer"
+            head -c "$3" "./$path" >>"$answer" 2>/dev/null || fault file "$state: $no_space"
             length=$(($(size_of "$answer") - before))
             set -- file "$2" "$length"
         fi
-        printf '["%s",%d,%s,%s]\n' "$1" "$((0$2))" "$3" "$length" >>"$list"
+        printf '["%s",%d,%s,%s]\n' "$1" "$((0$2))" "$3" "$length" >>"$list" || fault file "$state: $no_space"
     done
     words=$(tr '\n' ',' <"$list")
     rm -f "$list"
@@ -99,19 +99,15 @@ walk() {
         [ ! -L "./$top" ] || refuse "$top" "Not a directory"
         refuse "$top" "Not a directory"
     }
-    cd "./$top" || refuse "$top" "Permission denied"
+    cd "./$top" && [ -r . ] || refuse "$top" "Permission denied"
     # A name before "//", which no path has; a link's name and target, each with NUL behind it.
-    find . -mindepth 1 -print0 2>"$answer.faults" | xargs -0 -r stat -c '%n//%f %s' >"$answer" 2>>"$answer.faults"
-    closed=$(find . -type d \( ! -readable -o ! -executable \) -print 2>/dev/null | head -n 1)
-    [ -n "$closed" ] || closed=$(sed -n 's/^find: *\(.*\): Permission denied$/\1/p' "$answer.faults" | tr -d "\`'‘’" | head -n 1)
-    rm -f "$answer.faults"
-    if [ -n "$closed" ]; then
-        closed=${closed#./}
-        [ "$top" = . ] || closed="$top/$closed"
-        refuse "${closed%/.}" "Permission denied"
-    fi
+    find . -mindepth 1 -print0 2>/dev/null | xargs -0 -r stat -c '%n//%f %s' >"$answer" 2>/dev/null
     rows=$(size_of "$answer")
+    # A directory that cannot be listed stands beside the links, with nothing for a target.
+    find . -mindepth 1 -type d -print0 2>/dev/null | xargs -0 -r sh -c 'for path; do [ -r "$path" ] && [ -x "$path" ] || printf "%s\0\0" "$path"; done' sh >>"$answer"
     find . -mindepth 1 -type l -print0 2>/dev/null | xargs -0 -r sh -c 'for path; do printf "%s\0" "$path"; readlink -n "$path"; printf "\0"; done' sh >>"$answer"
+    # What a full disk has cut ends with a whole block, after which there is no room for this.
+    printf '\0' 2>/dev/null >>"$answer" || fault file "$state: $no_space"
     reply "{\"rows\":$rows}"
 }
 
@@ -185,21 +181,20 @@ change() {
             [ -e "$folder/$name" ] || [ -L "$folder/$name" ] || continue
             [ ! -d "$folder/$name" ] || [ -L "$folder/$name" ] || undo "$path: is a directory, and only files can be removed"
             [ -w "$folder" ] && [ -x "$folder" ] || undo "$path: its directory is not writable"
-            printf '%s remove\n' "$number" >>"$plan"
+            add "$plan" "$number remove" || undo "$state: $no_space"
         else
             case "$path" in */*) reach "${path%/*}" 1 ;; esac
             [ ! -d "$folder/$name" ] || [ -L "$folder/$name" ] || undo "$path: is a directory"
             temporary="$folder/.caisson-$id-$number"
             ( : >"$temporary" ) 2>"$plan.said" || undo "$path: $(sed 's/.*: //' "$plan.said" | head -n 1)"
-            printf '%s write\n' "$number" >>"$plan"
-            printf '%s\n' "$temporary" >"$plan.temporary.$number"
+            { save "$plan.temporary.$number" "$temporary" && add "$plan" "$number write"; } || { rm -f "$temporary"; undo "$state: $no_space"; }
             # dd takes exactly what is this file's: the whole blocks, and the rest.
             { [ "$length" -lt 65536 ] || dd bs=65536 count="$((length / 65536))" iflag=fullblock <&3
               [ "$((length % 65536))" = 0 ] || dd bs="$((length % 65536))" count=1 iflag=fullblock <&3; } >"$temporary" 2>"$plan.said"
             [ "$(size_of "$temporary")" = "$length" ] || undo "$path: the content did not arrive whole: $(tail -n 1 "$plan.said")"
             chmod "$mode" "$temporary"
         fi
-        printf '%s' "$folder/$name" >"$plan.target.$number"
+        until (printf '%s' "$folder/$name" >"$plan.target.$number") 2>/dev/null; do give_way || undo "$state: $no_space"; done
     done
     while read -r number what; do
         target=$(cat "$plan.target.$number" && echo x)

@@ -12,26 +12,32 @@ find "$2/in" "$2/out" -type f -mmin +10 -exec rm -f {} + 2>/dev/null
 operation=$1 state=$2 workspace=$3 id=$4
 shift 4
 answer="$state/out/$id"
-: >"$answer" || exit 1
 
 . "$helper/common.sh"
+until (: >"$answer") 2>/dev/null; do give_way || exit 1; done
+# The reserve is made whole again where the disk has room for much more than that. (Zeros would take no place on some disks.)
+[ "$(size_of "$state/reserve")" -ge 1048576 ] || {
+    room=$(df -Pk "$state" 2>/dev/null | awk 'NR == 2 { print $4 }')
+    [ "${room:-0}" -lt 4096 ] || dd if=/dev/urandom of="$state/reserve" bs=65536 count=16 2>/dev/null
+}
 
 # --- jobs
 
 begin() {
     [ -d "$dir" ] && return
     setsid sh "$helper/supervise.sh" "$state" "$job" "$timeout" "$stdin" "$cwd" "$say" "$@" </dev/null >/dev/null 2>&1 &
-    n=0
-    while [ ! -d "$dir" ] && [ "$n" -lt 100 ]; do pause; n=$((n + 1)); done
-    [ -d "$dir" ] || fault system "no job can be started in the sandbox"
+    n=0 told="$state/in/started-$job"
+    while [ ! -d "$dir" ] && [ ! -e "$told" ] && [ "$n" -lt 100 ]; do pause; n=$((n + 1)); done
+    [ -d "$dir" ] || [ -e "$told" ] || fault system "no job can be started in the sandbox"
+    rm -f "$told"
 }
 
 ended() {
     state_=lost exit_code=null seconds=0 note=""
-    eval "$(sed -n 's/^\(state\|exit_code\|seconds\|note\)=\([a-z0-9_.-]*\)$/\1_=\2/p' "$dir/exit")"
-    measure stdout && out=$total && part stdout 0 "$total" && out_lengths=$lengths
-    measure stderr && err=$total && part stderr 0 "$total" && err_lengths=$lengths
-    reply "{\"state\":\"$state_\",\"exit_code\":${exit_code_:-null},\"signal\":null,\"seconds\":${seconds_:-0},\"note\":\"${note_:-}\",\"totals\":[$out,$err],\"kept\":[$out,$err],\"lengths\":[$out_lengths,$err_lengths],\"shell\":true,\"terminal\":false}"
+    eval "$(sed -n 's/^\(state\|exit_code\|seconds\|note\)=\([a-z0-9_.,-]*\)$/\1_=\2/p' "$dir/exit" 2>/dev/null)"
+    lengths_now
+    gather 0 "$out" 0 "$err"
+    reply "{\"state\":\"$state_\",\"exit_code\":${exit_code_:-null},\"signal\":null,\"seconds\":${seconds_:-0},\"note\":\"${note_:-}${full:+,$full}\",\"totals\":[$((out + out_lost)),$((err + err_lost))],\"kept\":[$out,$err],\"lengths\":[$out_lengths,$err_lengths],\"shell\":true,\"terminal\":false}"
 }
 
 run() {
@@ -64,9 +70,9 @@ progress() {
     { [ ! -d "$dir" ] || over; } && reply '{"running":false}'
     alive
     clock
-    measure stdout && out=$total && kept stdout | tail -c 4096 >>"$answer"
+    measure stdout && out=$((total + lost)) && kept stdout | tail -c 4096 >>"$answer"
     first=$(size_of "$answer")
-    measure stderr && err=$total && kept stderr | tail -c 4096 >>"$answer"
+    measure stderr && err=$((total + lost)) && kept stderr | tail -c 4096 >>"$answer"
     reply "{\"running\":true,\"seconds\":$(seconds $((now - began))),\"totals\":[$out,$err],\"lengths\":[$first,$(($(size_of "$answer") - first))]}"
 }
 
@@ -88,8 +94,8 @@ end_job() {
 # --- sessions without a terminal
 
 lengths_now() {
-    measure stdout && out=$total
-    measure stderr && err=$total
+    measure stdout && out=$total out_lost=$lost
+    measure stderr && err=$total err_lost=$lost
 }
 
 poll() {
@@ -122,19 +128,19 @@ poll() {
             [ "$err" -ge "$at_err" ] || err=$at_err
             clock
             alive || began=$now
-            printf '%s %s %s %s %s %s %s\n' "$read" "$at_out" "$at_err" "$out" "$err" "$running" "$((now - began))" >>"$dir/reads"
+            [ "$running" = 0 ] || { whole stdout "$at_out" "$out"; out=$end; whole stderr "$at_err" "$err"; err=$end; }
+            add "$dir/reads" "$read $at_out $at_err $out $err $running $((now - began))"
         fi
         rmdir "$dir/reads.lock" 2>/dev/null
     fi
-    grep "^$read " "$dir/reads" >"$dir/read.$$"
-    read -r name from_out from_err to_out to_err running took <"$dir/read.$$"
-    rm -f "$dir/read.$$"
-    part stdout "$from_out" "$to_out" && out_lengths=$lengths
-    part stderr "$from_err" "$to_err" && err_lengths=$lengths
+    set -- $(grep "^$read " "$dir/reads" 2>/dev/null)
+    [ "$#" = 7 ] || fault session unknown
+    from_out=$2 from_err=$3 to_out=$4 to_err=$5 running=$6 took=$7
+    gather "$from_out" "$to_out" "$from_err" "$to_err"
     given="\"totals\":[$((to_out - from_out)),$((to_err - from_err))],\"lengths\":[$out_lengths,$err_lengths],\"shell\":true,\"terminal\":false"
     [ "$running" = 0 ] || reply "{\"state\":\"running\",\"seconds\":$(seconds "$took"),$given}"
-    eval "$(sed -n 's/^\(state\|exit_code\|seconds\|note\)=\([a-z0-9_.-]*\)$/\1_=\2/p' "$dir/exit")"
-    reply "{\"state\":\"${state_:-lost}\",\"exit_code\":${exit_code_:-null},\"signal\":null,\"seconds\":${seconds_:-0},\"note\":\"${note_:-}\",$given}"
+    eval "$(sed -n 's/^\(state\|exit_code\|seconds\|note\)=\([a-z0-9_.,-]*\)$/\1_=\2/p' "$dir/exit")"
+    reply "{\"state\":\"${state_:-lost}\",\"exit_code\":${exit_code_:-null},\"signal\":null,\"seconds\":${seconds_:-0},\"note\":\"${note_:-}${full:+,$full}\",$given}"
 }
 
 tell() {

@@ -13,7 +13,7 @@ import time
 
 from activities.sandbox.portable_helper.process import end, process, send_signal
 from activities.sandbox.portable_helper.stream import Output
-from activities.sandbox.portable_helper.wire import SIZE, Denied, raw, write_record
+from activities.sandbox.portable_helper.wire import SIZE, Denied, hold_room, insist, raw, write_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from activities.sandbox.portable_helper.wire import Request, Words
 
 STREAMS = (b"stdout", b"stderr")
+STATES = ("exited", "signalled", "timed_out", "killed", "lost")
+LOST: "Dict[str, Any]" = {"state": "lost"}
 TAIL = 4096
 STEPS = (0.01, 0.01, 0.02, 0.02, 0.03, 0.05)
 """Seconds between the first looks at whether a job has ended; from then on the last."""
@@ -60,16 +62,21 @@ class Job:
         return int(pid), float(began)
 
     def record(self) -> "Dict[str, Any] | None":
-        """Return how it ended, or None while it runs. One whose supervisor is dead is ended, and called lost."""
+        """Return how it ended, or None while it runs. One whose supervisor is dead is ended, and called lost.
+
+        So is one whose record or directory a command has spoiled.
+        """
         for _ in range(2):
-            with contextlib.suppress(FileNotFoundError), open(self.file(b"exit")) as file:
-                record: "Dict[str, Any]" = json.load(file)
-                return record
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(self.file(b"exit"), "rb") as file:
+                return sound(file.read(1 << 16))
             if self.supervisor() is not None:
                 return None
         end(self.name, 0.0)
-        write_record(self.path, {"state": "lost"})
-        return self.record()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            write_record(self.path, LOST)
+        with contextlib.suppress(OSError), open(self.file(b"exit"), "rb") as file:
+            return sound(file.read(1 << 16))
+        return LOST
 
     def wait(self, until: float) -> "Dict[str, Any] | None":
         """Wait for its end, and return how it was, or None when it still runs at the time `until`."""
@@ -106,6 +113,22 @@ class Job:
             return peer.recv(100).decode()
 
 
+def sound(data: bytes) -> "Dict[str, Any]":
+    """Return what a record says, or that the job is lost when it cannot be what its supervisor wrote."""
+    try:
+        record = json.loads(data.decode("ascii"))
+        if record["state"] not in STATES or not isinstance(record.get("note", ""), str):
+            return LOST
+        if record["state"] != "lost":
+            numbers = record["totals"] + record["kept"] + [record["seconds"]]
+            numbers += [one for one in (record["exit_code"], record["signal"]) if one is not None]
+            if len(record["totals"]) != 2 or len(record["kept"]) != 2 or min(numbers) < 0:
+                return LOST
+        return dict(record)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return LOST
+
+
 def begin(job: Job, given: "Request") -> None:
     """Start a job away from this process, unless it was started already. Returns when it is there. Raises OSError."""
     if job.is_known():
@@ -140,10 +163,15 @@ def supervise(job: Job, given: "Request", done: int) -> None:
         os.umask(0o077)
         own = process(os.getpid())
         claim = os.path.join(job.state, b"jobs", b"new-%d-%d" % (os.getpid(), own.started if own else 0))
-        os.mkdir(claim)
+        insist(job.state, lambda: os.mkdir(claim))
         os.chdir(claim)
-        with open("pid", "w") as file:
-            file.write("%d %d %r\n" % (os.getpid(), own.started if own else 0, time.monotonic()))
+
+        def note_pid() -> None:
+            with open("pid", "w") as file:
+                file.write("%d %d %r\n" % (os.getpid(), own.started if own else 0, time.monotonic()))
+
+        insist(job.state, note_pid)
+        hold_room(job.state)
         if given["terminal"]:
             open("terminal", "w").close()
         from activities.sandbox.portable_helper.supervise import Supervisor  # slow to load, as above
@@ -200,6 +228,8 @@ def ended(job: Job, record: "Dict[str, Any] | None", limit: int) -> "Tuple[Words
     """Tell how a job ended, with its output."""
     if record is None:
         return {"state": "running"}, []
+    if not all(map(os.path.isfile, map(job.file, STREAMS))):
+        return {"state": "lost"}, []
     words = dict(record)
     body: "List[bytes]" = []
     lengths: "List[List[int]]" = []

@@ -4,6 +4,7 @@
 read and its report loses nothing: the next one finds the read by its name.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ import time
 
 from activities.sandbox.portable_helper.jobs import Job
 from activities.sandbox.portable_helper.stream import whole_characters
-from activities.sandbox.portable_helper.wire import Denied
+from activities.sandbox.portable_helper.wire import Denied, insist
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ def poll(state: bytes, given: "Request") -> "Tuple[Words, List[bytes]]":
     job = Job(state, given["job"])
     if not job.is_known():
         raise Denied("unknown")
+    try:
+        return read_once(job, given)
+    except FileNotFoundError:  # a command has removed what is known of it
+        raise Denied("unknown") from None
+
+
+def read_once(job: Job, given: "Request") -> "Tuple[Words, List[bytes]]":
+    """Make the read that is asked for, or find it. Raises FileNotFoundError when nothing is known of the job any more."""
     known = [read for read in reads(job) if read["id"] == given["read"]]
     if known:
         return told(job, known[0], given["limit"])
@@ -90,7 +99,13 @@ def note(job: Job, name: str, record: "Dict[str, Any] | None") -> "Read":
         if record is None:
             end = [whole(job, number, start[number], end[number]) for number in range(2)]
         read = {"id": name, "start": start, "end": end, "running": record is None, "seconds": job.seconds()}
-        os.write(fd, b"\n" + json.dumps(read).encode() + b"\n")
+        line = b"\n" + json.dumps(read).encode() + b"\n"
+
+        def write() -> None:
+            if os.write(fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        insist(job.state, write)
         return read
     finally:
         os.close(fd)

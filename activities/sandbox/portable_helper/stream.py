@@ -7,6 +7,7 @@ which byte of the stream the ring is being overwritten, and the true total.
 import contextlib
 import fcntl
 import os
+import re
 import select
 import struct
 import termios
@@ -22,6 +23,10 @@ TOTALS = struct.Struct("<QQ")
 PIPE_SIZE = 1 << 18
 F_SETPIPE_SZ = 1031
 """From linux/fcntl.h; the fcntl module names it only from Python 3.10."""
+LINE = 4095
+"""Bytes of a line that a terminal takes while it collects whole lines (N_TTY_BUF_SIZE of the kernel); it drops what is over."""
+LINE_ENDS = re.compile(rb"[\n\r\x03\x04\x15\x1a\x1c]")
+"""What ends a line as it is typed, or throws it away."""
 
 
 class Stream:
@@ -96,6 +101,24 @@ class Terminal(Stream):
         super().__init__(file, os.openpty())
         self.resize(24, 80)
         self.typed = bytearray()
+        self.line = 0
+        """How many bytes were typed of a line that is not ended yet."""
+
+    def let_go(self) -> None:
+        """Close the command's side, which is held for as long as the command lives: it may come back to /dev/tty at any time."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def takes(self, data: bytes) -> bool:
+        """Tell whether no line would be cut, and count what is typed: a terminal that collects whole lines cuts long ones."""
+        lengths = [len(line) for line in LINE_ENDS.split(data)]
+        lengths[0] += self.line
+        collects = termios.tcgetattr(self.pipe)[3] & termios.ICANON
+        if collects and max(lengths) > LINE:
+            return False
+        self.line = lengths[-1] if collects else 0
+        return True
 
     def type(self, data: bytes) -> None:
         """Take input, as much of it as the terminal has room for now."""

@@ -80,8 +80,11 @@ class Supervisor:
             os.write(error, b"caisson: no process can be started: %s\n" % os.strerror(fault.errno or 0).encode())
             self.status, self.ended_at = 126 << 8, time.monotonic()
         os.close(files[0])
-        for stream in (self.out, self.err):
-            os.close(stream.writer)
+        os.close(self.err.writer)
+        if self.terminal is None:
+            os.close(self.out.writer)
+        elif self.status is not None:
+            self.terminal.let_go()
         while not (self.alone and self.recorded):
             self.wait(deadline)
             self.reap()
@@ -168,6 +171,8 @@ class Supervisor:
             return b""
         if len(self.terminal.typed) + len(data) > MAX_AHEAD:
             return b"busy"
+        if not self.terminal.takes(data):
+            return b"line"
         self.inputs.add(name.decode())
         with contextlib.suppress(OSError), open("inputs", "ab") as file:  # for those who ask after the end
             file.write(name + b"\n")
@@ -186,6 +191,8 @@ class Supervisor:
                 return
             if pid == self.main:
                 self.status, self.ended_at = status, time.monotonic()
+                if self.terminal is not None:
+                    self.terminal.let_go()
 
     def end(self, verdict: str) -> None:
         """Begin to end the whole tree: TERM now, KILL later. CONT, since a stopped process would sleep through TERM."""
@@ -203,11 +210,14 @@ class Supervisor:
         status = 0 if self.status is None else self.status
         signalled = os.WIFSIGNALED(status)
         state = self.verdict or ("signalled" if signalled else "exited")
+        notes = [self.note] if self.note else []
+        if self.out.kept >= 0 or self.err.kept >= 0:
+            notes.append("full")
         record: "Dict[str, object]" = {
             "state": state,
             "exit_code": os.WEXITSTATUS(status) if state == "exited" else None,
             "signal": os.WTERMSIG(status) if state == "signalled" else None,
-            "note": self.note,
+            "note": ",".join(notes),
             "seconds": (time.monotonic() if self.verdict else self.ended_at) - self.began,
             "totals": [self.out.total, self.err.total],
             "kept": [stream.total if stream.kept < 0 else stream.kept for stream in (self.out, self.err)],

@@ -6,41 +6,56 @@ helper=${0%/*} state=$1 job=$2 timeout=$3 stdin=$4 cwd=$5 say=$6 count=$7
 shift 7
 dir="$state/jobs/$job"
 umask 077
-mkdir "$dir" 2>/dev/null || exit 0
 . "$helper/common.sh"
+until mkdir "$dir" 2>/dev/null; do { [ ! -d "$dir" ] && give_way; } || exit 0; done
+# For the one who waits for the job to be there: its command may remove the directory at once.
+: >"$state/in/started-$job"
 clock
 began=$now
-printf '%s %s %s\n' "$$" "$(started $$)" "$began" >"$dir/pid.new" && mv -f "$dir/pid.new" "$dir/pid"
+save "$dir/pid" "$$ $(started $$) $began"
+# Holds the place of how it ends.
+until (printf '%4096s' "" >"$dir/room") 2>/dev/null; do give_way || break; done
 trap '' TERM HUP INT QUIT USR1 USR2 ALRM PIPE
 cd "$dir" || exit 1
 # Closed, or the call that started this would wait for it.
 exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-
 
-# Takes a stream from its pipe. `dd` never reads more than it writes. What comes after the end is dropped.
+# Takes a stream from its pipe. What comes after the end is dropped.
 pump() {
     had=0
     : >"$1"
     while [ "$had" -lt "$HEAD" ] && [ ! -e exit ]; do
-        dd bs=65536 count=64 >>"$1" 2>/dev/null
-        has=$(size_of "$1")
-        [ "$has" != "$had" ] || { cat >/dev/null; return; }
-        had=$has
+        take "$1" "$1" 64 || { cat >/dev/null; return; }
     done
     new=b gone=0
     while [ ! -e exit ]; do
         if [ "$new" = a ]; then new=b; else new=a; fi
         gone=$((gone + $(size_of "$1.$new")))
         : >"$1.$new"
-        printf '%s %s\n' "$new" "$gone" >"$1.last.new" && mv -f "$1.last.new" "$1.last"
+        save "$1.last" "$new $gone"
         had=0
         while [ "$had" -lt "$RING" ] && [ ! -e exit ]; do
-            dd bs=65536 count=16 >>"$1.$new" 2>/dev/null
-            has=$(size_of "$1.$new")
-            [ "$has" != "$had" ] || { cat >/dev/null; return; }
-            had=$has
+            take "$1" "$1.$new" 16 || { cat >/dev/null; return; }
         done
     done
     cat >/dev/null
+}
+
+# Takes at most $3 pieces of the stream $1 into the file $2, of which there are $had bytes. Fails at its end, and when the disk is
+# full: then what comes is counted only.
+take() {
+    came=$(($(dd bs=65536 count="$3" 2>/dev/null | tee -a "$2" 2>/dev/null | wc -c)))
+    has=$(size_of "$2")
+    lost=$((had + came - has)) had=$has
+    [ "$lost" -gt 0 ] || [ "$came" = 0 ] || return 0
+    [ "$lost" -gt 0 ] || return 1
+    : >"$1.full"
+    while [ "$came" != 0 ] && [ ! -e exit ]; do
+        save "$1.lost" "$lost"
+        came=$(($(dd bs=65536 count=16 2>/dev/null | wc -c)))
+        lost=$((lost + came))
+    done
+    return 1
 }
 
 mkfifo out err
@@ -85,14 +100,14 @@ exec 3<"$input"
 ) <&3 3<&- >out 2>err &
 main=$!
 exec 3<&-
-printf '%s\n' "$main" >"$dir/main"
+save "$dir/main" "$main"
 
 (
     while [ ! -e ended ]; do
         clock
         if [ -e kill ]; then verdict=killed; elif [ "$((now - began))" -ge "$timeout" ]; then verdict=timed_out; else verdict=""; fi
         if [ -n "$verdict" ]; then
-            printf '%s\n' "$verdict" >verdict
+            save verdict "$verdict"
             sweep 20
             : >swept
             break
@@ -121,7 +136,12 @@ while [ "$n" -lt 2 ] && { kill -0 "$out_pump" || kill -0 "$err_pump"; } 2>/dev/n
     pause
     n=$((n + 1))
 done
-{
+for stream in stdout stderr; do
+    case "$note" in *full) continue ;; esac
+    [ ! -e "$stream.full" ] || note="${note:+$note,}full"
+done
+mv -f room exit.new 2>/dev/null || : >exit.new
+record=$(
     if [ -n "$verdict" ]; then
         printf 'state=%s\n' "$verdict"
     else
@@ -130,9 +150,10 @@ done
     printf 'seconds=%s\nnote=%s\n' "$(seconds "$took")" "$note"
     for stream in stdout stderr; do
         measure "$stream"
-        printf '%s=%s %s %s %s %s %s\n' "$stream" "$h" "$g" "$x" "$y" "$old" "$new"
+        printf '%s=%s %s %s %s %s %s %s\n' "$stream" "$h" "$g" "$x" "$y" "$old" "$new" "$lost"
     done
-} >exit.new
+)
+until printf '%s\n' "$record" | dd of=exit.new conv=notrunc 2>/dev/null; do give_way || break; done
 ln exit.new exit 2>/dev/null
 rm -f exit.new
 wait

@@ -2,6 +2,7 @@
 
 import binascii
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -9,7 +10,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Callable, Dict, List
 
     Words = Dict[str, object]
     Request = Dict[str, Any]
@@ -22,6 +23,12 @@ SIZE = struct.Struct("HH")
 """Rows and columns of a terminal, in an order for its supervisor."""
 INLINE = 40000
 """Bytes of an answer that come back as the helper's output; a longer one is left in a file."""
+RESERVE = 1 << 20
+"""Bytes of a file that holds their place on the disk for the records of jobs."""
+PIECE = 1 << 16
+"""Bytes of it that are given up at a time."""
+ROOM = 4096
+"""Bytes that hold the place of how a job ended while it runs."""
 
 
 class Refused(Exception):
@@ -51,18 +58,70 @@ def answer(state: bytes, name: str, words: "Words", body: "List[bytes]") -> None
         out.write(b"\ncaisson-1 inline\n" + binascii.b2a_base64(b"".join(parts)) + b"caisson-1 end\n")
         return
     path = os.path.join(state, b"out", raw(name))
-    with open(path, "wb") as file:
-        for part in parts:
-            file.write(part)
+    try:
+        with open(path, "wb") as file:
+            for part in parts:
+                file.write(part)
+    except OSError:
+        os.unlink(path)
+        raise
     out.write(b"\ncaisson-1 file %d\ncaisson-1 end\n" % size)
 
 
+def is_full(error: OSError) -> bool:
+    """Tell whether a fault is that of a full disk."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def keep_reserve(state: bytes) -> None:
+    """Make the reserve whole again, where the disk has room for much more than that."""
+    path = os.path.join(state, b"reserve")
+    with contextlib.suppress(OSError):
+        if os.path.exists(path) and os.stat(path).st_size >= RESERVE:
+            return
+        disk = os.statvfs(state)
+        if disk.f_bavail * disk.f_frsize > 4 * RESERVE:
+            with open(path, "wb") as file:
+                file.write(os.urandom(RESERVE))  # zeros would take no place on some disks
+
+
+def insist(state: bytes, write: "Callable[[], None]") -> None:
+    """Write what must be written, giving up the reserve for it piece by piece when the disk is full. Raises OSError."""
+    path = os.path.join(state, b"reserve")
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            left = os.stat(path).st_size if os.path.exists(path) else 0
+            if not is_full(error) or not left:
+                raise
+            os.truncate(path, max(left - PIECE, 0))
+
+
+def hold_room(state: bytes) -> None:
+    """Hold the place of a record in the current directory, that of a new job."""
+
+    def hold() -> None:
+        with open("room", "wb") as file:
+            file.write(b" " * ROOM)
+
+    insist(state, hold)
+
+
 def write_record(job: bytes, record: "Dict[str, object]") -> None:
-    """Write how a job ended, all of it or nothing, unless that is written already."""
+    """Write how a job ended, all of it or nothing, unless that is written already. Its place was held for it."""
     path = os.path.join(job, b"exit")
     new = path + b".%d" % os.getpid()
-    with open(new, "w") as file:
-        json.dump(record, file)
+    with contextlib.suppress(OSError):
+        os.rename(os.path.join(job, b"room"), new)
+
+    def write() -> None:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(json.dumps(record).encode("ascii"))
+            file.truncate()
+
+    insist(os.path.join(job, b"..", b".."), write)
     with contextlib.suppress(FileExistsError):
         os.link(new, path)
     os.unlink(new)

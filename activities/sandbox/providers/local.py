@@ -23,6 +23,7 @@ from activities.sandbox.port import (
     SandboxUnavailable,
     SessionFault,
     SessionOutput,
+    check_lengths,
     refuse_what_it_cannot,
 )
 from activities.sandbox.providers.local_bwrap import in_memory
@@ -274,6 +275,7 @@ class LocalProvider:
         for name, value in environment.items():
             if not name or "=" in name or "\0" in name + value:
                 raise BadSandboxSpec(f"environment: {name!r} cannot be set; a name has no '=' and neither has a NUL byte")
+        check_lengths(environment)
         refuse_what_it_cannot(self.name, self.capabilities, spec)
         self._egress.check(spec.network.allow)
         return await asyncio.to_thread(self._create, spec, key, environment, labels, queue)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from activities.sandbox.port import FileFault, SandboxGone, SandboxUnavailable, SessionFault
+from activities.sandbox.port import LONG_LINE, FileFault, SandboxGone, SandboxUnavailable, SessionFault
 from activities.sandbox.providers.local_start import open_directory, socket_path
 from activities.sandbox.providers.local_state import Record, StateDirectory
 from activities.sandbox.providers.local_wire import VERSION, Inbox, encode, read_reply, rights
@@ -26,6 +26,7 @@ SESSION_FAULTS = {
     "unknown": "there is no such session in this sandbox",
     "ended": "its command has ended",
     "no terminal": "it has no terminal, so its input is closed; start the command with one",
+    "line": LONG_LINE,
     "busy": "its command does not read what was typed before; look at its output, interrupt it, or kill it",
 }
 """What init answers, in words."""

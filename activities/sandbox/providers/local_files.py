@@ -4,7 +4,8 @@ They run behind the sandbox's own mounts, so a link made by the agent can lead n
 and in a child, so that a slow disk or a hostile tree holds up only the request that met it.
 Runs inside the sandbox only: Python 3.9, standard library.
 """
-# ruff: noqa: PTH103, PTH116, PTH118, PTH208 -- paths here may hold any bytes and are opened step by step, and pathlib is slow to load
+# ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH120, PTH208 -- paths here may hold any bytes and are opened step by step, and pathlib
+# is slow to load
 
 from __future__ import annotations
 
@@ -22,6 +23,12 @@ CHUNK = 1 << 20
 OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PERMISSIONS = 0o777
+MAX_PATH = 4000
+"""Bytes of a path. The system takes 4095, with the workspace before it."""
+CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Why a directory below the top of a walk may be told without its content."""
+REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What has become of a directory that was removed or replaced since it was listed."""
 
 
 class Refused(Exception):
@@ -41,7 +48,14 @@ def normal(path: str) -> str:
         raise Refused(f"{path}: give a path relative to {WORKSPACE}, without '.', '..', '//' or a slash at its end")
     if "\0" in path:
         raise Refused(f"{path!r}: a path cannot hold a NUL byte")
+    check_length(path)
     return path
+
+
+def check_length(path: str) -> None:
+    """Refuse what the system takes in no call. Raises Refused."""
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise Refused(f"{path[:100]}...: File name too long")
 
 
 def open_regular(path: str, shown: str) -> int:
@@ -128,33 +142,36 @@ def look(request: Request) -> tuple[Reply, list[int]]:
 
 
 def walk(request: Request) -> tuple[Reply, list[int]]:
-    """List everything below a workspace path, sorted by path; links are told, not followed."""
+    """List everything below a workspace path, sorted by path; links are told, not followed.
+
+    A directory below it that cannot be listed is told as a "closed directory", and costs nothing but what is in it.
+    """
     top = normal(request["path"])
-    entries: list[Entry] = []
+    entries: dict[str, Entry] = {}
     waiting = [top]
     while waiting:
         directory = waiting.pop()
         try:
-            fd = os.open(os.path.join(WORKSPACE, directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            listed = list_directory(directory)
         except OSError as error:
-            if isinstance(error, (FileNotFoundError, NotADirectoryError)) and directory != top:
-                continue  # removed or replaced since it was listed
-            raise refusal(directory or ".", error) from error
-        try:
-            for name in os.listdir(fd):
-                path = f"{directory}/{name}" if directory else name
-                found = settled_entry(path, fd, name)
-                if found is None:
-                    continue
-                entries.append(found)
-                if found[1] == "directory":
-                    waiting.append(path)
-        except OSError as error:
-            raise refusal(directory or ".", error) from error
-        finally:
-            os.close(fd)
-    entries.sort()
-    return {"entries": entries}, []
+            if directory == top or error.errno not in (*CLOSED, *REPLACED):
+                raise refusal(directory or ".", error) from error
+            if error.errno in CLOSED:
+                entries[directory] = directory, "closed directory", *entries[directory][2:]
+            continue
+        entries.update((found[0], found) for found in listed)
+        waiting += [found[0] for found in listed if found[1] == "directory"]
+    return {"entries": sorted(entries.values())}, []
+
+
+def list_directory(directory: str) -> list[Entry]:
+    """Describe everything in one directory of the workspace. Raises OSError."""
+    fd = os.open(os.path.join(WORKSPACE, directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = (settled_entry(f"{directory}/{name}" if directory else name, fd, name) for name in os.listdir(fd))
+        return [entry for entry in found if entry is not None]
+    finally:
+        os.close(fd)
 
 
 class Transaction:
@@ -170,20 +187,22 @@ class Transaction:
 
     def directory(self, path: str, make: bool) -> int:
         """Return an open directory of the workspace, reached through no link. Raises Refused, or FileNotFoundError."""
-        if path in self._directories:
-            return self._directories[path]
-        if not path:
-            fd = os.open(WORKSPACE, OPEN_DIRECTORY)
-        else:
-            head, _, name = path.rpartition("/")
-            parent = self.directory(head, make)
-            try:
-                fd = self._enter(parent, name, make)
-            except NotADirectoryError:
-                is_link = stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-                raise Refused(f"{path}: is {'a link; name the directory itself' if is_link else 'no directory'}") from None
-        self._directories[path] = fd
-        return fd
+        if "" not in self._directories:
+            self._directories[""] = os.open(WORKSPACE, OPEN_DIRECTORY)
+        here, parent = "", self._directories[""]
+        for name in path.split("/") if path else ():
+            here = f"{here}/{name}" if here else name
+            if here not in self._directories:
+                self._directories[here] = self._step(here, parent, name, make)
+            parent = self._directories[here]
+        return parent
+
+    def _step(self, path: str, parent: int, name: str, make: bool) -> int:
+        try:
+            return self._enter(parent, name, make)
+        except NotADirectoryError:
+            is_link = stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+            raise Refused(f"{path}: is {'a link; name the directory itself' if is_link else 'no directory'}") from None
 
     def _enter(self, parent: int, name: str, make: bool) -> int:
         try:
@@ -252,6 +271,20 @@ class Transaction:
             os.rmdir(name, dir_fd=parent)
 
 
+def make_directories(path: str) -> None:
+    """Make a directory and those that lead to it, however many. Raises OSError."""
+    missing: list[str] = []
+    while path not in ("", "/") and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(missing):
+        try:
+            os.mkdir(one, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(one):
+                raise
+
+
 def check_overlap(changes: list[Change]) -> None:
     """Refuse changes that name one path twice, or a file below another file that is written."""
     written = {change["path"] for change in changes if change["length"] is not None}
@@ -296,9 +329,10 @@ def write(request: Request, data: int) -> tuple[Reply, list[int]]:
     head, name = os.path.split(os.path.join(WORKSPACE, path))
     if name in ("", ".", "..") or "\0" in path:
         raise Refused(f"{path!r}: names no file")
+    check_length(path)
     transaction = Transaction(data)
     try:
-        os.makedirs(head, 0o755, exist_ok=True)
+        make_directories(head)
         parent = os.open(head, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         transaction.stage(parent, name, path, item["length"] or 0, item["mode"])
         transaction.commit()
@@ -311,8 +345,13 @@ def write(request: Request, data: int) -> tuple[Reply, list[int]]:
 
 
 def serve(request: Request, fds: list[int]) -> tuple[Reply, list[int]]:
-    """Answer one file request; `fds` holds the data file of those that bring one."""
+    """Answer one file request; `fds` holds the data file of those that bring one. Whatever goes wrong is a refusal."""
     operation = request["op"]
-    if operation in ("change", "write"):
-        return (change if operation == "change" else write)(request, fds[0])
-    return {"read": read, "look": look, "walk": walk}[operation](request)
+    try:
+        if operation in ("change", "write"):
+            return (change if operation == "change" else write)(request, fds[0])
+        return {"read": read, "look": look, "walk": walk}[operation](request)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"{operation}: {type(error).__name__}: {error}") from error

@@ -131,7 +131,8 @@ class Guard:
             return note
         too_large = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXFSZ
         if too_large or (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 128 + signal.SIGXFSZ):
-            return f"a file reached the limit of {given['file_mb']} MB for one file; write several smaller ones"
+            has = "has" if too_large else "may have"
+            return f"a file {has} reached the limit of {given['file_mb']} MB for one file; write several smaller ones"
         return ""
 
     # --- the watch -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import time
 
 from activities.sandbox.providers import local_files
 from activities.sandbox.providers.local_guard import Guard
-from activities.sandbox.providers.local_job import KILL, LIMIT, NOTE, TAKEN, TOTAL, Supervisor
+from activities.sandbox.providers.local_job import KILL, LIMIT, NOTE, NUMBER, TAKEN, TOTAL, Supervisor
 from activities.sandbox.providers.local_jobs import Connection, Job, order, tell
 from activities.sandbox.providers.local_process import (
     PR_SET_CHILD_SUBREAPER,
@@ -49,6 +49,8 @@ COMMIT_WITHIN = 30.0
 """Seconds a new sandbox waits for the one who makes it."""
 MAX_FAULTS = 50
 """Rounds of the event loop with a fault in each, at ten milliseconds a fault."""
+NUMBER_WITHIN = 1.0
+"""Seconds that a new supervisor is waited for, to say which terminal it has made."""
 KEPT_SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 """All others are ignored here and in every supervisor, so that a `kill -TERM -1` ends commands and not their supervisors."""
 
@@ -181,7 +183,8 @@ class Init:
         fds = connection.inbox.fds
         self.guard = Guard(request["limits"], fds.pop() if fds else None)
         self.maker = connection
-        os.makedirs(self.environment["HOME"], 0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # where an agent's own HOME cannot be made, its commands say so
+            os.makedirs(self.environment["HOME"], 0o700, exist_ok=True)
         connection.answer({})
 
     def _give_egress(self, connection: Connection) -> None:
@@ -216,6 +219,10 @@ class Init:
             os.close(stdin)
         job = Job(pid, ours, os.dup(fds[2]))
         job.terminal = request["terminal"]
+        if job.terminal:  # before anything can be typed
+            ours.settimeout(NUMBER_WITHIN)
+            with contextlib.suppress(OSError):
+                (job.number,) = TOTAL.unpack(ours.recv(16)[1:])
         ours.setblocking(False)
         self.jobs[request["job"]] = self.by_pid[pid] = job
         self._watch(ours.fileno(), lambda: self._hear(job))
@@ -237,7 +244,7 @@ class Init:
         os.close(self.waker)
 
     def _hear(self, job: Job) -> None:
-        """Take what a job's supervisor says: what input was taken, that the end is recorded, the end of the line."""
+        """Take what a job's supervisor says: its terminal, what input was taken, that the end is recorded, the line's end."""
         try:
             message = job.control.recv(16)
         except BlockingIOError:
@@ -246,6 +253,8 @@ class Init:
             message = b""
         if message[:1] == TAKEN:
             (job.taken,) = TOTAL.unpack(message[1:])
+        elif message[:1] == NUMBER:  # late, on a busy machine
+            (job.number,) = TOTAL.unpack(message[1:])
         elif message:
             self._finish(job)
         else:

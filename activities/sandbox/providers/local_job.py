@@ -40,6 +40,8 @@ SETTABLE = tuple(int(number) for number in signal.valid_signals() - {signal.SIGK
 DONE = b"d"
 KILL = b"k"
 TAKEN = b"t"
+NUMBER = b"p"
+"""The number of the job's terminal under /dev/pts."""
 TOTAL = struct.Struct("<Q")
 INPUT = b"i"
 RESIZE = b"r"
@@ -117,6 +119,8 @@ class Supervisor:
         """Run the command and whatever it leaves, until no process of the job is left."""
         self.started_at, self.began = time.time(), time.monotonic()
         deadline = self.began + request["timeout"]
+        if self.terminal is not None:
+            self.control.send(NUMBER + TOTAL.pack(self.terminal.number()))
         full = self.guard.check()
         self.note = "; ".join([*self.guard.notes, *([f"{full}; until then no file can grow"] if full else [])])
         self.oom_kills = self.guard.oom_kills()
@@ -128,8 +132,11 @@ class Supervisor:
             os.write(self.err.writer, f"caisson: no process can be started: {error.strerror}\n".encode())
             self.status, self.ended_at = 126 << 8, time.monotonic()
         os.close(stdin)
-        for stream in (self.out, self.err):
-            os.close(stream.writer)
+        os.close(self.err.writer)
+        if self.terminal is None:
+            os.close(self.out.writer)
+        elif self.status is not None:
+            self.terminal.let_go()
         while not (self.alone and self.recorded):
             self._wait(deadline)
             self._reap()
@@ -218,6 +225,8 @@ class Supervisor:
                 return
             if pid == self.main:
                 self.status, self.ended_at = status, time.monotonic()
+                if self.terminal is not None:
+                    self.terminal.let_go()
 
     def _end(self, verdict: str, grace: float = TERM_GRACE) -> None:
         """Begin to end the whole tree: TERM now, KILL later. CONT, since a stopped process would sleep through TERM."""

@@ -9,7 +9,7 @@ import contextlib
 import time
 
 from activities.sandbox.providers.local_job import INPUT, MAX_ORDER, RESIZE
-from activities.sandbox.providers.local_stream import WINDOW
+from activities.sandbox.providers.local_stream import LINE, WINDOW, collects_lines, lines
 from activities.sandbox.providers.local_wire import Inbox, encode
 
 MAX_AHEAD = 2 * MAX_ORDER
@@ -31,6 +31,10 @@ class Job:
         self.exit_file = exit_file
         self.began = time.monotonic()
         self.terminal = False
+        self.number: int | None = None
+        """The number of its terminal under /dev/pts, as far as its supervisor has told it yet."""
+        self.line = 0
+        """How many bytes were typed of a line that is not ended yet."""
         self.inputs: set[str] = set()
         """What was typed already, by the names that the worker gave it: a request that comes again types nothing."""
         self.typed = 0
@@ -99,6 +103,11 @@ def _deliver(job: Job | None, request: Request) -> str:
     data = request.get("data", "").encode("latin-1")
     if job.typed - job.taken + len(data) > MAX_AHEAD:
         return "busy"
+    line = job.line if not data else 0
+    if data and job.number is not None and collects_lines(job.number):
+        longest, line = lines(job.line, data)
+        if longest > LINE:
+            return "line"
     try:
         job.control.send(INPUT + data if data else RESIZE + WINDOW.pack(request["rows"], request["columns"]))
     except BlockingIOError:
@@ -106,4 +115,5 @@ def _deliver(job: Job | None, request: Request) -> str:
     except OSError:  # its supervisor is ending just now
         return "ended"
     job.typed += len(data)
+    job.line = line
     return ""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import struct
+import sys
 import termios
 
 from activities.sandbox.providers.local_wire import HEAD, RING, TOTAL_AT, TOTALS
@@ -21,6 +23,12 @@ WINDOW = struct.Struct("HH")
 """Rows and columns, as they are handed from init to a supervisor."""
 SIZE = (24, 80)
 """Rows and columns of a new terminal."""
+LINE = 4095
+"""Bytes of a line that a terminal takes while it collects whole lines (N_TTY_BUF_SIZE of the kernel); it drops what is over."""
+TIOCGPTN = 0x80045430
+"""From asm-generic/ioctls.h: asks a terminal for its number under /dev/pts."""
+_LINE_ENDS = re.compile(rb"[\n\r\x03\x04\x15\x1a\x1c]")
+"""What ends a line as it is typed, or throws it away."""
 
 
 class Stream:
@@ -95,6 +103,16 @@ class Terminal(Stream):
         """How many bytes that were typed are with the command by now, or with nobody, as it is gone."""
         self._typed = bytearray()
 
+    def number(self) -> int:
+        """Return its number under /dev/pts."""
+        return int.from_bytes(fcntl.ioctl(self.pipe, TIOCGPTN, bytes(4)), sys.byteorder)
+
+    def let_go(self) -> None:
+        """Close the command's side, which is held for as long as the command lives: it may come back to /dev/tty at any time."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
     def type(self, data: bytes) -> None:
         """Take input, as much of it as the terminal has room for now."""
         self._typed += data
@@ -124,3 +142,24 @@ class Terminal(Stream):
     def _close(self) -> None:
         # The kernel would send SIGHUP to a command that only closed its standard streams. It ends with this process.
         pass
+
+
+def lines(before: int, data: bytes) -> tuple[int, int]:
+    """Return the bytes of the longest line in what is typed after `before` bytes of one, and of the line that it leaves open."""
+    lengths = [len(line) for line in _LINE_ENDS.split(data)]
+    lengths[0] += before
+    return max(lengths), lengths[-1]
+
+
+def collects_lines(number: int) -> bool:
+    """Tell whether a terminal gives its command whole lines only (ICANON), and so cuts long ones."""
+    try:
+        fd = os.open(f"/dev/pts/{number}", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # it has ended
+        return False
+    try:
+        return bool(termios.tcgetattr(fd)[3] & termios.ICANON)
+    except termios.error:
+        return False
+    finally:
+        os.close(fd)

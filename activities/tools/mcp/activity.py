@@ -151,7 +151,7 @@ class McpActivities:
                     return await self._told(given, f"MCP server {there.name!r}: {failed.brief}; {became}{said}")
                 await asyncio.sleep(delay)
             else:
-                text = render(result.content, result.structured_content, there.redactor())
+                text = render(result.content, result.structured, there.redactor())
                 if result.is_error:
                     return await self._told(given, f"the tool reports an error:\n{text}")
                 return CallMcpToolResult(output=await self._blobs.put_text(text), summary=given.call.summary)

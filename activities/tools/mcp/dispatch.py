@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -17,23 +18,31 @@ from mcp_types import (
     UNSUPPORTED_PROTOCOL_VERSION,
     CallToolRequest,
     CallToolRequestParams,
-    CallToolResult,
     Implementation,
-    InputRequiredResult,
     PaginatedRequestParams,
     RequestId,
 )
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
 from activities.tools.mcp.flight import ServerFailed
 from activities.tools.mcp.offer import Said
+from activities.tools.mcp.results import Given, given_by
 
-_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _NAME = "caisson"
+
+# The SDK logs what it cannot read, with all that stands in it. What becomes of a request is told to who made it.
+for _logger in ("mcp", "client"):
+    logging.getLogger(_logger).setLevel(logging.CRITICAL + 1)
+
+
+class _Result(BaseModel):
+    """A result that passes the SDK by."""
+
+    as_it_came: dict[str, Any]
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """The SDK's, but for tools, which it takes all together or not at all: one bad tool must not cost the others."""
+    """The SDK's, but for tools and results, which it takes whole or not at all: one bad part must not cost the others."""
 
     tools: Any = ()
 
@@ -49,6 +58,8 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         if method == "tools/list":
             self.tools = raw.get("tools")
             raw = {**raw, "tools": []}
+        elif method == "tools/call":
+            raw = {"content": [], "resultType": "complete", "as_it_came": raw}
         return raw
 
 
@@ -95,10 +106,10 @@ def _said(tool: dict[str, Any]) -> Said:
     )
 
 
-async def call(session: ClientSession, tool: str, arguments: dict[str, Any], seconds: float) -> CallToolResult:
-    """Call a tool."""
+async def call(session: ClientSession, tool: str, arguments: dict[str, Any], seconds: float) -> Given:
+    """Call a tool. Raises ValueError for a result that is none of the protocol."""
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
-    result = await session.send_request(request, _RESULT, request_read_timeout_seconds=seconds)
-    if isinstance(result, InputRequiredResult):
+    raw = (await session.send_request(request, _Result, request_read_timeout_seconds=seconds)).as_it_came
+    if raw.get("resultType") == "input_required" or "inputRequests" in raw:
         raise ServerFailed("it asks for input of a person, which Caisson does not offer to servers")
-    return result
+    return given_by(raw)

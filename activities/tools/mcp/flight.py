@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 MAX_REPLY = 8 << 20
 """Bytes of one reply of a server."""
 
+NOT_OF_PROTOCOL = "its answer is not one of the protocol"
+
 
 @dataclass
 class Flight:
-    """One request on its way. `is_unsent`: for certain nothing of it has reached the server."""
+    """One request on its way. `is_unsent`: for certain nothing of it has reached the server, or it was turned away there."""
 
     is_unsent: bool = False
     status: int = 0
@@ -24,9 +26,9 @@ flight: ContextVar[Flight | None] = ContextVar("flight", default=None)
 
 @dataclass
 class Line:
-    """A connection as its transport sees it.
+    """A connection to a program, as its transport sees it.
 
-    `fault` says in Caisson's own words why it ended, and `tail` what its program last wrote on standard error.
+    `fault` says in Caisson's own words why it ended, and `tail` what the program last wrote on standard error.
     """
 
     fault: str = ""

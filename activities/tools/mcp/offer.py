@@ -13,8 +13,9 @@ from pydantic import JsonValue
 from activities.agents import check_form
 from activities.governance.redaction import Redactor
 from activities.model.calls import MAX_DEPTH, deeper
+from activities.tools.mcp.schema import flattened, plain_schema, renewed, without_data
 from activities.tools.mcp.servers import ToolFilter
-from activities.tools.mcp.text import plain, plain_schema
+from activities.tools.mcp.text import plain
 from contracts.base import BadInput, sha256_hex
 from contracts.blob import whole_characters
 from contracts.mcp import BETWEEN, McpTool, McpUse
@@ -82,16 +83,17 @@ def choose(use: McpUse, allowed: ToolFilter, said: Sequence[Said], hide: Redacto
             continue
         name = names[one.name]
         fault = "it is there twice" if name in kept else _fault(one)
+        schema = renewed(one.schema) if fault is None and isinstance(one.schema, dict) else {}
+        fault = fault or _fault_of(schema)
         if fault is not None:
             left_out.setdefault(fault, []).append(name)
             continue
-        schema = json.loads(hide(whole_characters(json.dumps(plain_schema(one.schema), ensure_ascii=False))))
         kept[name] = McpTool(
             server=use.name,
             tool=one.name,
             name=name,
             description=plain(hide(one.description), MAX_DESCRIPTION),
-            parameters=schema,
+            parameters=plain_schema(flattened(schema), hide),
             read_only=one.read_only,
             idempotent=one.idempotent,
         )
@@ -115,8 +117,13 @@ def _fault(one: Said) -> str | None:
         return f"its input schema nests deeper than {MAX_DEPTH} levels"
     if len(json.dumps(one.schema)) > MAX_SCHEMA:
         return f"its input schema is over {MAX_SCHEMA // 1024} KB"
+    return None
+
+
+def _fault_of(schema: dict[str, JsonValue]) -> str | None:
+    """The same, for its schema as a model would be given it."""
     try:
-        check_form("schema", one.schema)
+        check_form("schema", without_data(schema))
     except (BadInput, ValueError, RecursionError):
         return "its input schema is no JSON Schema, or refers to what is not in it"
     return None

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from activities.tools.mcp.flight import Flight, Line, ServerFailed, flight
+from activities.tools.mcp.flight import NOT_OF_PROTOCOL, Flight, Line, ServerFailed, flight
 from activities.tools.mcp.offer import Said
 from activities.tools.mcp.servers import Connection
 from activities.tools.mcp.text import plain
 
 if TYPE_CHECKING:
-    from mcp import ClientSession
-    from mcp_types import CallToolResult
+    from mcp import ClientSession, MCPError
+
+    from activities.tools.mcp.results import Given
 
 Answer = TypeVar("Answer")
 IDLE_SECONDS = 60.0
@@ -121,19 +122,27 @@ class Session:
         if self.connection.url is not None:
             from activities.tools.mcp.http import http_streams
 
-            return http_streams(self.connection, self._line)
+            return http_streams(self.connection)
         from activities.tools.mcp.stdio import stdio_streams
 
         return stdio_streams(self.connection, self._line)
 
     def _failure(self, error: BaseException | None, else_: str, *, is_unsent: bool) -> ServerFailed:
         """Say why the session is over; `else_` is what is said when that is not known."""
+        from mcp import MCPError
+
+        from activities.tools.mcp.wire import OF_TRANSPORT
+
         said = ""
         causes = [error] if error is not None else []
         while causes:
             cause = causes.pop()
             if isinstance(cause, BaseExceptionGroup):
                 causes.extend(cause.exceptions)
+            elif isinstance(cause, MCPError) and cause.error.data == OF_TRANSPORT:
+                self._line.fault = self._line.fault or cause.error.message
+            elif isinstance(cause, (ValueError, RecursionError)):
+                self._line.fault = self._line.fault or NOT_OF_PROTOCOL  # its words quote the answer
             elif isinstance(cause, TimeoutError):
                 self._line.fault = self._line.fault or f"it did not answer within {OPEN_SECONDS:g} s"
             elif isinstance(cause, OSError) and self.connection.command:
@@ -169,7 +178,7 @@ class Session:
                 seen.add(cursor)
             raise ServerFailed(f"its list of tools has more than {MAX_PAGES} pages", is_unsent=True)
 
-    async def call_tool(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def call_tool(self, tool: str, arguments: dict[str, Any]) -> Given:
         """Call a tool. Raises ServerFailed."""
         async with self.used() as (client, _):
             from activities.tools.mcp.dispatch import call
@@ -180,8 +189,6 @@ class Session:
     async def _asked(self, asking: Awaitable[Answer], seconds: float) -> Answer:
         """Wait for an answer, and tell every way in which it does not come."""
         from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
-        from pydantic import ValidationError
 
         on_its_way = Flight()
         token = flight.set(on_its_way)
@@ -192,25 +199,43 @@ class Session:
         except TimeoutError:
             raise ServerFailed(f"it did not answer within {seconds:g} s") from None
         except MCPError as error:
-            if error.code == REQUEST_TIMEOUT:
-                raise ServerFailed(f"it did not answer within {seconds:g} s") from None
-            if error.code == CONNECTION_CLOSED or self.is_over or self._line.fault:
-                await self.end()
-                raise self._failure(None, "the connection was lost", is_unsent=on_its_way.is_unsent) from None
-            if on_its_way.status == 404:
-                # The server has forgotten the session, and says so before it does anything.
-                await self.end()
-                raise ServerFailed("it has ended the session (HTTP 404)", is_unsent=True) from None
-            status = f" (HTTP {on_its_way.status})" if on_its_way.status >= 400 else ""
-            raise ServerFailed(f"it answered with error {error.code}{status}", self.clean(error.message)) from None
-        except ValidationError:
-            raise ServerFailed("its answer is not one of the protocol") from None
+            raise await self._told(error, on_its_way, seconds) from None
+        except (ValueError, RecursionError):
+            # What is wrong with it quotes it, cut anywhere, also within a secret.
+            raise ServerFailed(NOT_OF_PROTOCOL) from None
         except RuntimeError as error:
             # A dispatcher that does not run any more, or a result of a kind that was not asked for.
             await self.end()
             raise ServerFailed("its answer is not one that can be used", self.clean(str(error))) from None
         finally:
             flight.reset(token)
+
+    async def _told(self, error: MCPError, sent: Flight, seconds: float) -> ServerFailed:
+        """Say what an error is. The SDK gives its own the codes -32000 and -32001, which servers use as well."""
+        from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT
+
+        from activities.tools.mcp.wire import OF_SERVER, OF_TRANSPORT
+
+        source, status = error.error.data, f" (HTTP {sent.status})" if sent.status >= 400 else ""
+        if source == OF_TRANSPORT:
+            return ServerFailed(error.error.message, is_unsent=sent.is_unsent)
+        if source != OF_SERVER and error.code == REQUEST_TIMEOUT:
+            return ServerFailed(f"it did not answer within {seconds:g} s")
+        if source != OF_SERVER and (error.code == CONNECTION_CLOSED or self.is_over or self._line.fault):
+            await self.end()
+            return self._failure(None, "the connection was lost", is_unsent=sent.is_unsent)
+        said = self.clean(error.error.message)
+        if error.code != INVALID_PARAMS and _forgot(sent.status, said):
+            # The server has forgotten the session, and says so before it does anything.
+            await self.end()
+            said = said if source == OF_SERVER else ""
+            return ServerFailed(f"it has ended the session (HTTP {sent.status})", said, is_unsent=True)
+        return ServerFailed(f"it answered with error {error.code}{status}", said)
+
+
+def _forgot(status: int, said: str) -> bool:
+    """Whether an answer says that there is no such session. By the protocol it is 404; some servers take 400 and say it."""
+    return status == 404 or (status == 400 and "session" in said.lower())
 
 
 class SessionPool:

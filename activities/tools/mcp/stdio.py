@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -20,12 +19,12 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 
 from activities.tools.mcp.flight import MAX_REPLY, Line
 from activities.tools.mcp.servers import Connection
 from activities.tools.mcp.text import plain
-from contracts.blob import whole_characters
+from activities.tools.mcp.wire import read, written
 
 KEPT_STDERR = 8 * 1024
 _CHUNK = 64 * 1024
@@ -79,6 +78,7 @@ class _Server:
         self._line = line
         self._said = bytearray()
         self._unread = 0
+        self._asked: set[RequestId] = set()
         self._is_closing = False
         line.tail = self._tail
         self._into, self.reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -98,7 +98,8 @@ class _Server:
                     buffer = bytearray(part)
                 if len(buffer) > MAX_REPLY:
                     self._line.fault = f"it sent a line of over {MAX_REPLY >> 20} MB, and was ended"
-                    break
+                    return
+            await self._deliver(bytes(buffer))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             return  # the session is gone
         finally:
@@ -106,28 +107,38 @@ class _Server:
             self._line.on_end()
 
     async def _deliver(self, data: bytes) -> None:
-        try:
-            text = whole_characters(data.decode("utf-8", "replace"))
-            # A half of a surrogate pair that is spelt as \ud800 only shows once the line is read.
-            value = json.loads(whole_characters(json.dumps(json.loads(text), ensure_ascii=False)))
-            message = jsonrpc_message_adapter.validate_python(value, by_name=False)
-        except (ValueError, RecursionError):
-            if not data.strip():
-                return
-            self._unread += 1
-            if self._unread <= _WARNINGS:
-                # What it is may be anything, the work of a run too; how it begins helps to find who prints it.
-                begins = plain(self._hide(data.decode("utf-8", "replace")[:4096]), 80)
-                _log.warning("mcp_line_is_no_message", server=self._name, bytes=len(data), begins=begins)
+        if not data.strip():
             return
-        await self._into.send(SessionMessage(message))
+        messages = read(data, self._asked)
+        for message in messages:
+            if isinstance(message, (JSONRPCResponse, JSONRPCError)):
+                self._forget(message.id)
+            await self._into.send(SessionMessage(message))
+        if messages:
+            return
+        self._unread += 1
+        if self._unread <= _WARNINGS:
+            # What it is may be anything, the work of a run too; how it begins helps to find who prints it.
+            begins = plain(self._hide(data.decode("utf-8", "replace")[:4096]), 80)
+            _log.warning("mcp_line_is_no_message", server=self._name, bytes=len(data), begins=begins)
+
+    def _note(self, message: JSONRPCMessage) -> None:
+        """Keep in mind what is asked, and what nobody waits for any more."""
+        if isinstance(message, JSONRPCRequest):
+            self._asked.add(message.id)
+        elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._forget((message.params or {}).get("requestId"))
+
+    def _forget(self, number: RequestId | None) -> None:
+        # Servers may answer 7 with "7".
+        self._asked = {one for one in self._asked if str(one) != str(number)}
 
     async def _write(self) -> None:
         assert self._process.stdin is not None  # noqa: S101 - a pipe
         try:
             async for one in self._from:
-                data = one.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-                self._process.stdin.write(data)
+                self._note(one.message)
+                self._process.stdin.write(written(one.message) + b"\n")
                 await self._process.stdin.drain()
         except OSError:
             self._into.close()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
-from pydantic import JsonValue
-
 from contracts.blob import whole_characters
 
 MAX_OUTPUT = 128 * 1024
 """Characters of a tool's output that the model is given."""
 
 _NUL = "\u2400"
-_PROSE = ("description", "title", "$comment")
 
 
 def shown(text: str) -> str:
@@ -28,15 +25,3 @@ def plain(text: str, limit: int) -> str:
     text = whole_characters(text[: limit * 4])
     text = "".join(char for char in text if char in "\n\t" or unicodedata.category(char)[0] != "C").strip()
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
-
-
-def plain_schema(value: JsonValue) -> JsonValue:
-    """Return a schema whose prose is plain. Names and values stay, since the server goes by them."""
-    if isinstance(value, list):
-        return [plain_schema(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: plain(part, 4096) if name in _PROSE and isinstance(part, str) else plain_schema(part)
-        for name, part in value.items()
-    }

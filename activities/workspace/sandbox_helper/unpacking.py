@@ -146,7 +146,8 @@ class Unpacker:
         folder, name = self.folders.at(path)
         if kind == b"l":
             os.symlink(target, name, dir_fd=folder)
-            os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+            with contextlib.suppress(OSError):
+                os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
             return
         if kind == b"h":
             folders = Folders(self.new)
@@ -204,7 +205,9 @@ def dress(fd: int, row: "Row") -> None:
         with contextlib.suppress(OSError):
             os.setxattr(fd, bytes.fromhex(name), bytes.fromhex(value))
     os.fchmod(fd, row[1])
-    os.utime(fd, ns=(row[2], row[2]))
+    # Nor does it have to hold every time.
+    with contextlib.suppress(OSError):
+        os.utime(fd, ns=(row[2], row[2]))
 
 
 def unpack(root: int, scratch: bytes, reserved: bytes, given: "Sequence[str]") -> None:

@@ -15,7 +15,7 @@ from activities.store.remote import Bucket
 from activities.store.source import BucketSource, SourceBucket, SourceObject
 from activities.workspace.fetch_spool import RunSpool, identity_of
 from activities.workspace.ingest import Content
-from activities.workspace.sources.port import Found, SourceChanged
+from activities.workspace.sources.port import Bound, Found, SourceChanged
 from activities.workspace.sources.select import Selection
 from contracts.base import BadInput
 from contracts.manifest import BucketEntry, BucketTarget
@@ -150,14 +150,15 @@ class BucketFiles:
     async def find(self, most_files: int) -> list[Found]:
         """See Source. Objects that the entry leaves out are neither kept nor judged."""
         listed = 0
-        objects: dict[str, SourceObject] = {}
+        objects: list[tuple[str, SourceObject]] = []
+        bound = Bound(most_files, self._place)
         with told(self._entry):
             async for path, info in self._list(await self._bucket()):
                 listed += 1
-                if self._selection.takes(path.removesuffix("/"), is_directory=path.endswith("/")):
-                    objects[path] = info
-                if len(objects) > most_files:
-                    raise BadInput(f"{self._place} has more than {most_files} objects; narrow it, or raise the limits of files")
+                judged = path.removesuffix("/") if path else info.key.rpartition("/")[2]
+                if self._selection.takes(judged, is_directory=path.endswith("/")):
+                    objects.append((path, info))
+                    bound.count(is_directory=path.endswith("/") and not info.size)
         if not objects:
             what = f"include and exclude leave none of {listed} objects" if listed else "no object is there"
             raise BadInput(f"{self._place}: {what}; correct the bucket, the prefix or the patterns")
@@ -208,10 +209,10 @@ class BucketFiles:
                 )
             yield info.key[len(folder) :] or "/", info
 
-    def _found(self, objects: dict[str, SourceObject]) -> list[Found]:
+    def _found(self, objects: list[tuple[str, SourceObject]]) -> list[Found]:
         """Tell files from what only shows a directory: `dir/` of no bytes, and an empty `dir` with others below it."""
-        folders = {parent for path in objects for parent in _parents(path)}
-        single = objects.get("")
+        folders = {parent for path, _ in objects for parent in _parents(path)}
+        single = next((info for path, info in objects if not path), None)
         if single is not None and len(objects) > 1:
             if single.size:
                 raise BadInput(
@@ -220,7 +221,7 @@ class BucketFiles:
                 )
             folders.add("")
         found = []
-        for path, info in sorted(objects.items()):
+        for path, info in sorted(objects, key=lambda item: (item[0], item[1].key)):
             if info.size == 0 and (path.endswith("/") or path in folders):
                 found.append(Found(path.removesuffix("/"), info.key, info.version))
             else:

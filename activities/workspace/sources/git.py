@@ -35,7 +35,7 @@ from activities.workspace.sources.git_tree import (
     parse_row,
     shown,
 )
-from activities.workspace.sources.port import TIME_OF_NO_FILE, Found
+from activities.workspace.sources.port import DIRECTORIES_FOR_A_FILE, TIME_OF_NO_FILE, Found
 from contracts.base import BadInput
 from contracts.manifest import GitEntry
 
@@ -43,8 +43,6 @@ MOST_MODULES, MOST_MODULE_DEPTH = 200, 5
 _IN_MEMORY = 8 << 20
 """Larger files wait on the disk until they have been read."""
 _MOST_COMMIT, _MOST_GITMODULES = 16 << 20, 1 << 20
-_DIRECTORIES_FOR_A_FILE = 8
-"""More is no repository that people made: trees that name each other make millions of directories of a few bytes."""
 _POINTER, _MOST_POINTER = b"version https://git-lfs.github.com/spec/v1\n", 1024
 """https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md"""
 _SHOWN_REFS = 10
@@ -196,7 +194,7 @@ class GitSource:
         self._directories += row.kind != "blob"
         if self._files > self._most_files:
             raise BadInput(f"more than {self._most_files} files; raise max_files, or name a subpath with fewer")
-        most = (self._most_files + 1) * _DIRECTORIES_FOR_A_FILE
+        most = (self._most_files + 1) * DIRECTORIES_FOR_A_FILE
         if self._directories > most:
             raise BadInput(f"more than {most} directories for at most {self._most_files} files; name a subpath with fewer")
 

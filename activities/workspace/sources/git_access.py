@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from activities.governance.egress_policy import Network, Refused, address_fault, matches, normal_host
-from activities.governance.redaction import HIDDEN, spelt_any_way
+from activities.governance.redaction import Redactor
 from activities.store.port import StoreUnavailable
 from contracts.base import BadInput
 from contracts.manifest import check_url
@@ -259,15 +259,13 @@ def _addresses(remote: Remote, reach: GitReach) -> list[str]:
 
 
 def scrubber(credential: Token | Key | None) -> Callable[[str], str]:
-    """Return what takes a credential out of a text: as it is, percent-encoded, and in HTTP's basic form."""
+    """Return what takes a credential out of a text, in every spelling in which it comes back by accident."""
     secrets: Iterable[str] = ()
     if isinstance(credential, Token):
-        both = f"{credential.username}:{credential.token}"
-        encoded = [base64.b64encode(text.encode()).decode() for text in (both, credential.token)]
-        secrets = (credential.token, *encoded, *(text.translate(str.maketrans("+/", "-_")) for text in encoded))
+        # The form of HTTP as a secret of its own too, so that the user's name in it does not stay.
+        basic = base64.b64encode(f"{credential.username}:{credential.token}".encode()).decode()
+        alone = base64.b64encode(credential.token.encode()).decode()
+        secrets = (basic, alone, f"{credential.username}:{credential.token}", credential.token)
     elif isinstance(credential, Key):
         secrets = (line for line in credential.private_key.splitlines() if len(line) >= 16 and not line.startswith("-----"))
-    pattern = spelt_any_way(secrets)
-    if pattern is None:
-        return lambda text: text
-    return lambda text: pattern.sub(HIDDEN, text)
+    return Redactor(secrets)

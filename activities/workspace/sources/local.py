@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from activities.workspace.host_files import OPEN_DIRECTORY, OPEN_FILE, open_below
 from activities.workspace.ingest import Content
 from activities.workspace.scan import MAX_DEPTH
-from activities.workspace.sources.port import Found, SourceChanged
+from activities.workspace.sources.port import Bound, Found, SourceChanged
 from activities.workspace.sources.select import Selection
 from activities.workspace.threads import to_end
 from contracts.base import BadInput
@@ -40,52 +41,61 @@ class LocalSource:
     def _find(self, most_files: int) -> list[Found]:
         root, top = self._allowed(self._entry.path)
         if not top.is_dir():
-            return [self._file(root, os.path.relpath(top, root), "")]
-        found: list[Found] = []
-        for item in self._walk(root, top):
-            found.append(item)
-            if len(found) > most_files + 1:
-                raise BadInput(f"{top} has more than {most_files} files; narrow it, or raise the limits of files")
-        return sorted(found, key=lambda item: item.path)
+            single = self._file(root, os.path.relpath(top, root), "")
+            return [single] if self._selection.takes(single.file_name, is_directory=False) else []
+        return sorted(self._walk(root, top, Bound(most_files, str(top))), key=lambda item: item.path)
 
     def _allowed(self, path: str) -> tuple[Path, Path]:
         """Resolve a path to a real one below an allowed root, whatever links lie on the way; return both."""
         shown = ", ".join(map(str, self._roots)) or "none"
-        inside = False
+        inside, fault = False, ""
         for root in self._roots:
             real = Path(os.path.realpath(root / path))
-            if real.is_relative_to(root):
-                inside = True
-                if real.exists():
-                    return root, real
+            if not real.is_relative_to(root):
+                continue
+            inside = True
+            try:
+                real.stat()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    fault = error.strerror or str(error)
+            else:
+                return root, real
+        if fault:
+            raise BadInput(f".path: {_cut(path)} cannot be read ({fault}); correct the path, or give the tools worker access")
         if inside:
             raise BadInput(f".path: {path!r} does not exist below the allowed roots ({shown}); correct the path")
         raise BadInput(f".path: {path!r} is not below an allowed root ({shown}); move the data, or set CAISSON_LOCAL_ROOTS")
 
-    def _walk(self, root: Path, top: Path) -> Iterator[Found]:
-        base = os.path.relpath(top, root)
-        waiting = [("", str(top), 0)]
+    def _walk(self, root: Path, top: Path, bound: Bound) -> Iterator[Found]:
+        waiting: list[tuple[str, Path, tuple[Path, ...]]] = [("", top, (top,))]
         while waiting:
-            path, folder, depth = waiting.pop()
-            if depth > MAX_DEPTH:
+            path, folder, above = waiting.pop()
+            if len(above) > MAX_DEPTH + 1:
                 raise BadInput(f"{folder} lies deeper than {MAX_DEPTH} directories; leave it out with exclude")
+            bound.count(is_directory=True)
             if self._selection.takes(path, is_directory=True):
                 yield Found(path, path)
             try:
                 with os.scandir(folder) as listed:
                     children = sorted(listed, key=lambda child: child.name)
             except OSError as error:
-                raise _unreadable(folder, error) from error
+                raise _unreadable(str(folder), error) from error
             for child in children:
                 below = f"{path}/{child.name}" if path else child.name
-                if child.is_dir(follow_symlinks=False):
-                    if not self._selection.leaves_out(below, is_directory=True):
-                        waiting.append((below, child.path, depth + 1))
+                is_directory = _leads_to_directory(child)
+                if self._selection.leaves_out(below, is_directory=is_directory):
+                    continue
+                # A link is followed by its real path: what is opened later is reached through no link.
+                fault, real = (None, Path(child.path)) if not child.is_symlink() else _target(child, top, above)
+                if fault is not None:
+                    if self._selection.takes(below, is_directory=is_directory):
+                        raise BadInput(f"{child.path} is a link {fault}; leave it out with exclude, or copy what it names")
+                elif is_directory:
+                    waiting.append((below, real, (*above, real)))
                 elif self._selection.takes(below, is_directory=False):
-                    if child.is_symlink():
-                        yield self._file(root, str(_target(Path(child.path), top).relative_to(root)), below)
-                    else:
-                        yield self._file(root, below if base == "." else f"{base}/{below}", below)
+                    bound.count(is_directory=False)
+                    yield self._file(root, str(real.relative_to(root)), below)
 
     def _file(self, root: Path, real: str, path: str) -> Found:
         """Describe a file at `real`, relative to its root, that belongs at `path` below the entry's place."""
@@ -97,7 +107,7 @@ class LocalSource:
             raise BadInput(f"{root}/{real} is no regular file; leave it out")
         return Found(
             path,
-            path,
+            path or self._entry.path.rstrip("/"),
             size=status.st_size,
             mtime=status.st_mtime_ns,
             executable=bool(status.st_mode & 0o111),
@@ -105,13 +115,23 @@ class LocalSource:
         )
 
 
-def _target(link: Path, top: Path) -> Path:
-    real = Path(os.path.realpath(link))
+def _leads_to_directory(child: os.DirEntry[str]) -> bool:
+    try:
+        return child.is_dir()
+    except OSError:  # links in a circle
+        return False
+
+
+def _target(link: os.DirEntry[str], top: Path, above: Sequence[Path]) -> tuple[str | None, Path]:
+    """Return why a link is not followed, or None, and the real path of what it names."""
+    real = Path(os.path.realpath(link.path))
     if not real.is_relative_to(top):
-        raise BadInput(f"{link} is a link that leaves {top}; remove it, or copy what it names")
-    if not real.is_file():
-        raise BadInput(f"{link} is a link to no file; remove it, or copy what it names")
-    return real
+        return f"that leaves {top}", real
+    if real in above:
+        return "to a directory that it lies in itself", real
+    if not real.exists():
+        return "to nothing", real
+    return None, real
 
 
 def _open(root: Path, real: str, size: int) -> Content:
@@ -129,6 +149,10 @@ def _open(root: Path, real: str, size: int) -> Content:
         os.close(fd)
         raise SourceChanged(f"{root}/{real} was changed while it was read; try again when nobody writes to it")
     return Content(fd, size, status.st_mtime_ns, status.st_mode & 0o777)
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 200 else text[:200] + "...")
 
 
 def _unreadable(path: str, error: OSError) -> BadInput:

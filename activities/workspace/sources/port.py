@@ -13,6 +13,10 @@ TIME_OF_NO_FILE = 946_684_800_000_000_000
 """The modification time of what has none: 2000-01-01, always the same, so that equal manifests make equal workspaces; and no
 earlier, because zip archives cannot hold times before 1980."""
 
+DIRECTORIES_FOR_A_FILE = 8
+"""How many directories a source may have for each file that the limits allow. More is nothing that people made: trees of git that
+name each other, and links to directories, make millions of them of a few bytes."""
+
 
 class SourceChanged(BadInput):
     """The source does not have what it had when it was listed, or when it was pinned; the message names what."""
@@ -35,6 +39,37 @@ class Found:
     executable: bool = False
     open: Callable[[], Content] | None = None
     target: bytes | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it has no content of its own."""
+        return self.open is None and self.target is None
+
+    @property
+    def file_name(self) -> str:
+        """The last part of its name: by that the entry's patterns judge a file which is the source itself."""
+        return self.name.rpartition("/")[2]
+
+
+class Bound:
+    """Counts what a source lists, files and directories apart. `where` says of what, in an error."""
+
+    def __init__(self, most_files: int, where: str) -> None:
+        self._most_files, self._where = most_files, where
+        self._files = self._directories = 0
+
+    def count(self, *, is_directory: bool) -> None:
+        """Count one more. Raises BadInput when there are too many."""
+        self._files += not is_directory
+        self._directories += is_directory
+        if self._files > self._most_files:
+            raise BadInput(f"{self._where} has more than {self._most_files} files; narrow it, or raise the limits of files")
+        most = (self._most_files + 1) * DIRECTORIES_FOR_A_FILE
+        if self._directories > most:
+            raise BadInput(
+                f"{self._where} has more than {most} directories for at most {self._most_files} files; narrow it, or leave "
+                "some out with exclude"
+            )
 
 
 class Source(Protocol):

@@ -40,7 +40,8 @@ class Selection:
         return self._include is not None or self._exclude is not None
 
     def takes(self, path: str, *, is_directory: bool) -> bool:
-        """Whether a file or a directory itself is wanted. `path` is relative to the source; '' is the source, always wanted."""
+        """Whether a file or a directory itself is wanted. `path` is relative to the source, or the name of a file that is all of
+        the source; '' is a directory that is the source, always wanted."""
         if not path:
             return True
         if self._include is not None and not self._include(path, is_directory):

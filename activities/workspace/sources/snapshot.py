@@ -16,7 +16,7 @@ from activities.store.port import ObjectDamaged, ObjectMissing
 from activities.workspace.fetch_spool import RunSpool, identity_of
 from activities.workspace.ingest import Content
 from activities.workspace.read import TreeReader, read_file
-from activities.workspace.sources.port import Found
+from activities.workspace.sources.port import Bound, Found
 from activities.workspace.sources.select import Selection
 from activities.workspace.tree import FILE, HARD_LINK, Directory, Entry
 from contracts.base import BadInput
@@ -64,40 +64,44 @@ class SnapshotSource:
 
     async def _walk(self, reader: TreeReader, root: Directory, top: Entry | Directory, most_files: int) -> list[Found]:
         found: list[Found] = []
+        bound = Bound(most_files, repr(self._entry.path or "the workspace"))
+        own = (self._entry.path or "").rpartition("/")[2]
         waiting: list[tuple[str, Entry | Directory]] = [("", top)]
         while waiting:
             path, here = waiting.pop()
             is_directory = isinstance(here, Directory)
-            if self._selection.leaves_out(path, is_directory=is_directory):
+            judged = path or ("" if is_directory else own)
+            if self._selection.leaves_out(judged, is_directory=is_directory):
                 continue
             if isinstance(here, Directory):
+                bound.count(is_directory=True)
                 await reader.fill([here])
                 for name, child in here.children.items():
                     below = name.decode("utf-8", "surrogateescape")
                     waiting.append((f"{path}/{below}" if path else below, child))
-            if self._selection.takes(path, is_directory=is_directory):
-                found.append(await self._found(reader, root, path, here))
-            if len(found) > most_files + 1:
-                raise BadInput(f"more than {most_files} files; narrow it, or raise the limits of files")
+            if self._selection.takes(judged, is_directory=is_directory):
+                found.append(await self._found(reader, root, path, judged, here))
+                if not is_directory:
+                    bound.count(is_directory=False)
         return sorted(found, key=lambda item: item.path)
 
-    async def _found(self, reader: TreeReader, root: Directory, path: str, here: Entry | Directory) -> Found:
+    async def _found(self, reader: TreeReader, root: Directory, path: str, name: str, here: Entry | Directory) -> Found:
         if isinstance(here, Directory):
-            return Found(path, path)
+            return Found(path, name)
         if here.kind == HARD_LINK:
             first = await reader.find(root, here.target)
             if not isinstance(first, Entry) or first.kind != FILE:
                 raise BadInput(f"{path!r} is a link to a file that the snapshot does not have; leave it out with exclude")
             here = first
         if here.kind != FILE:
-            return Found(path, path, mtime=here.mtime, target=here.target)
-        opens = partial(self._open, path, here)
-        return Found(path, path, here.digest.hex(), here.size, here.mtime, bool(here.mode & 0o111), opens)
+            return Found(path, name, mtime=here.mtime, target=here.target)
+        opens = partial(self._open, name, here)
+        return Found(path, name, here.digest.hex(), here.size, here.mtime, bool(here.mode & 0o111), opens)
 
-    def _open(self, path: str, entry: Entry) -> Content:
-        return asyncio.run_coroutine_threadsafe(self._read(path, entry), self._loop).result()
+    def _open(self, name: str, entry: Entry) -> Content:
+        return asyncio.run_coroutine_threadsafe(self._read(name, entry), self._loop).result()
 
-    async def _read(self, path: str, entry: Entry) -> Content:
+    async def _read(self, name: str, entry: Entry) -> Content:
         async def chunks(offset: int) -> AsyncIterator[bytes]:
             at = 0
             async for data in read_file(self._blobs, entry):
@@ -106,6 +110,6 @@ class SnapshotSource:
                 at += len(data)
 
         try:
-            return await self._spool.fill(identity_of(self._name, path, entry.digest.hex()), entry.size, chunks, repr(path))
+            return await self._spool.fill(identity_of(self._name, name, entry.digest.hex()), entry.size, chunks, repr(name))
         except (ObjectMissing, ObjectDamaged) as error:
             raise BadInput(f"run {self._entry.run_id!r}: {error}") from error

@@ -89,6 +89,36 @@ def answer(name: str, arguments: dict[str, Any], count: int) -> dict[str, Any]:
     return text(f"{name} {count} {arguments.get('text', '')}".strip())
 
 
+def odd(kind: str, number: Any) -> None:
+    """Answer a call in a way of its own."""
+    image = {"type": "image", "data": "QUJD"}
+    good = {
+        "jsonrpc": "2.0",
+        "id": number,
+        "result": text({"batch": "in a batch", "mark": "after a mark"}.get(kind, "last words")),
+    }
+    deep = {"deep": 300, "deeper": 50_000}.get(kind, 0)
+    line = {
+        "closed": {"id": number, "error": {"code": -32000, "message": "the index is closed"}},
+        "timeout": {"id": number, "error": {"code": -32001, "message": "ticket 7 not found"}},
+        "null": {"id": number, "result": None},
+        "error-text": {"id": number, "error": "broken"},
+        "no-id": {"id": None, "error": {"code": -32700, "message": "cannot parse"}},
+        "odd-parts": {"id": number, "result": {"content": [{"type": "video"}, image, {"type": "text"}, *text("hi")["content"]]}},
+        "only-structured": {"id": number, "result": {"structuredContent": {"found": 3}}},
+        "numbers": {"id": number, "result": {"content": [], "structuredContent": {"n": float("nan"), "big": 0}}},
+    }.get(kind, {"id": number, "result": {"content": [], "structuredContent": {"x": "@"}}})
+    raw = (
+        json.dumps({"jsonrpc": "2.0", **line}).replace('"@"', "[" * deep + "]" * deep).replace('"big": 0', f'"big": {"9" * 5000}')
+    )
+    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}
+    raw = {"batch": json.dumps([note, good]), "mark": "\ufeff" + json.dumps(good), "no-newline": json.dumps(good)}.get(kind, raw)
+    sys.stdout.buffer.write(raw.encode() + (b"" if kind == "no-newline" else b"\n"))
+    sys.stdout.buffer.flush()
+    if kind == "no-newline":
+        sys.exit(0)
+
+
 def text(text: str) -> dict[str, Any]:
     """A result of text alone."""
     return {"content": [{"type": "text", "text": text}]}
@@ -110,13 +140,20 @@ def main() -> None:
             info = {"name": "emulator", "version": "0"}
             capabilities = {"tools": {"listChanged": True}}
             send(id=number, result={"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info})
+        elif MODE == "deep-list" and method == "tools/list":
+            sys.stdout.write(
+                f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"tools": [], "_meta": {{"x": {"[" * 300 + "]" * 300}}}}}}}\n'
+            )
+            sys.stdout.flush()
         elif method == "tools/list":
             send(id=number, result=tools(params.get("cursor")))
         elif method == "tools/call":
             count += 1
             with Path(JOURNAL).open("a") as journal:
                 journal.write(json.dumps(params) + "\n")
-            if MODE == "asks":
+            if MODE.startswith("odd-"):
+                odd(MODE.removeprefix("odd-"), number)
+            elif MODE == "asks":
                 send(id="s1", method="sampling/createMessage", params={"messages": [], "maxTokens": 10})
                 refusal = json.loads(sys.stdin.readline())
                 send(id=number, result=text(json.dumps(refusal["error"])))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import html
 import json
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,18 @@ def test_the_scrubber_knows_every_form() -> None:
     scrub = scrubber(Token("x-access-token", TOKEN))
     for form in (*FORMS, TOKEN.replace("-", "%2d"), "".join(f"%{byte:02X}" for byte in TOKEN.encode())):
         assert scrub(f"<{form}>") == "<***>"
+    for text in (TOKEN, f"{TOKEN}\n", f"git:{TOKEN}", f"https://u:{TOKEN}@h/x"):
+        encoded = base64.b64encode(text.encode()).decode()
+        assert "***" in scrub(f"<{encoded}>") and "***" in scrub(f"<{encoded.rstrip('=')}>")
+    assert scrub(TOKEN.encode().hex()) == "***"
+    odd = 'p@ss/w0rd"&x'
+    for form in (
+        json.dumps(odd),
+        odd.replace("/", "\\/"),
+        html.escape(odd),
+        urllib.parse.quote(urllib.parse.quote(odd, safe="")),
+    ):
+        assert "w0rd" not in scrubber(Token("u", odd))(form)
 
 
 async def test_the_credential_lies_nowhere(
