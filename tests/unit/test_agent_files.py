@@ -163,5 +163,5 @@ def test_the_model_is_told_which_hosts_the_network_reaches(tmp_path: Path) -> No
         return resolve(request, AgentDirectory(tmp_path), "m").instructions
 
     assert "There is no network." in said()
-    assert "only these hosts, by HTTPS and HTTP: packages.example.com, *.example.org." in said("packages.example.com", "*.example.org")
+    assert "only these hosts, by HTTPS and HTTP: pip.example.com, *.example.org." in said("pip.example.com", "*.example.org")
     assert "h19.example.org and 80 more." in said(*(f"h{n}.example.org" for n in range(100)))
