@@ -59,9 +59,9 @@ async def restore_tree(
     # Checking waits for the interpreter's lock, so one thread does it; making files is the kernel's work, which two share.
     checking = ThreadPoolExecutor(1, thread_name_prefix="restore-check")
     writing = ThreadPoolExecutor(_WRITERS, thread_name_prefix="restore-write")
+    running: deque[asyncio.Future[int]] = deque()
     try:
         wanted = await to_end(writer.lay_out, root)
-        running: deque[asyncio.Future[int]] = deque()
         async for group in read_frames(blobs, wanted):
             checked = checking.submit(unpack_all, group)
             running.append(asyncio.wrap_future(writing.submit(writer.write, checked)))
@@ -75,6 +75,8 @@ async def restore_tree(
         await to_end(writer.finish, root)
     except BaseException as error:
         await to_end(_give_up, checking, writing, place)
+        # The first fault is the one that is told; of the others Python would complain that nobody asked.
+        await asyncio.gather(*running, return_exceptions=True)
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise StoreUnavailable(f"{place}: {error.strerror}; nothing was restored, make room and try again") from error
         raise
