@@ -283,7 +283,16 @@ def _path_glob(glob: str) -> re.Pattern[str]:
 
 
 def _glob(glob: str, character: str) -> str:
-    return "".join({"*": f"{character}*", "?": character}.get(char, re.escape(char)) for char in glob)
+    """Return the expression for a glob. What lies between two stars is found where it first stands, so that none takes long."""
+    first, *rest = (_fixed(part, character) for part in glob.split("*"))
+    if not rest:
+        return first
+    between = "".join(f"(?>{character}*?{part})" for part in rest[:-1] if part)
+    return f"{first}{between}{character}*{rest[-1]}"
+
+
+def _fixed(text: str, character: str) -> str:
+    return "".join(character if char == "?" else re.escape(char) for char in text)
 
 
 @dataclass(frozen=True)
