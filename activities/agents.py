@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.json_schemas import check_form as check_form
 from activities.json_schemas import check_schema
 from activities.model.prices import PriceTable
 from activities.plain_yaml import read_yaml

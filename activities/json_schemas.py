@@ -19,8 +19,8 @@ from referencing.jsonschema import DRAFT202012
 
 from contracts.base import BadInput
 
-_DATA = ("const", "default", "enum", "examples")
-"""Keywords whose values are data: what looks like a `$ref` there is none."""
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are data: what looks like a `$ref` there is none. `example` is OpenAPI's."""
 _NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 """Keywords that hold schemas by names of the author's own."""
 _IN_PLACE = ("allOf", "anyOf", "dependentSchemas", "else", "if", "not", "oneOf", "then")

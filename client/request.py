@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contracts.base import BadInput, explain
+from contracts.base import BadInput, GivenTwice, explain, no_duplicates
 from contracts.run import RunInput
 
 STDIN = "-"
@@ -45,14 +45,14 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"{name}: cannot be read: {error.strerror}") from error
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=no_duplicates, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise BadInput(f"{name}: is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8") from error
     except json.JSONDecodeError as error:
         raise BadInput(f"{name}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from error
     except RecursionError as error:
         raise BadInput(f"{name}: is nested too deeply") from error
-    except _NotJson as error:
+    except (_NotJson, GivenTwice) as error:
         raise BadInput(f"{name}: {error}") from error
     except ValueError as error:
         # Python reads no whole number of more digits than its own limit.
@@ -77,15 +77,6 @@ def parse_labels(labels: Sequence[str]) -> dict[str, str]:
 
 class _NotJson(ValueError):
     pass
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _NotJson(f"the field {key!r} is given twice in one object; keep one of them")
-        result[key] = value
-    return result
 
 
 def _no_constant(name: str) -> Any:

@@ -24,6 +24,20 @@ class BadInput(ValueError):
     """What a person gave cannot be used. The message names the field, the value found, and what to do."""
 
 
+class GivenTwice(ValueError):
+    """A field stands twice in one object."""
+
+
+def no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, for `object_pairs_hook`. Raises GivenTwice, as one of two values would be lost without a word."""
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise GivenTwice(f"the field {name[:200]!r} is given twice in one object; keep one of them")
+        result[name] = value
+    return result
+
+
 def _no_boolean(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("must be a number, not a boolean")

@@ -20,7 +20,7 @@ from temporalio.service import RPCError
 from activities.store.blobs import BlobStore
 from activities.store.external import BlobStorageDriver
 from contracts.activity_names import ErrorType
-from contracts.base import BadInput
+from contracts.base import BadInput, GivenTwice, no_duplicates
 from workers.settings import Settings
 from workers.stores import open_store
 
@@ -63,31 +63,18 @@ class InputConverter(PydanticPayloadConverter):
             ) from error
 
 
-class _GivenTwice(ValueError):
-    """A field stands twice in one object."""
-
-
 def _written_once(payload: Payload) -> Payload:
-    """Return a payload without a byte order mark. Raises _GivenTwice for JSON in which one of two values would be lost."""
+    """Return a payload without a byte order mark. Raises GivenTwice for JSON in which one of two values would be lost."""
     if payload.metadata.get("encoding") != b"json/plain":
         return payload
     data = payload.data.removeprefix(codecs.BOM_UTF8)
     try:
-        json.loads(data, object_pairs_hook=_no_duplicates)
-    except _GivenTwice:
+        json.loads(data, object_pairs_hook=no_duplicates)
+    except GivenTwice:
         raise
     except (ValueError, RecursionError):
         pass  # what else is wrong with it is told by the converter that reads it
     return Payload(metadata=payload.metadata, data=data)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise _GivenTwice(f"the field {name[:200]!r} is given twice in one object; keep one of them")
-        result[name] = value
-    return result
 
 
 def _reason(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 import urllib.parse
 from typing import Any
 
@@ -18,6 +19,7 @@ from activities.model.calls import BadJson, harmless, parse_arguments
 from activities.tools.definitions import compose_instructions, definitions
 from activities.tools.mcp.offer import MAX_TOOLS, Offer, Said, bound_together, choose, model_names
 from activities.tools.mcp.results import render
+from activities.tools.mcp.schema import flattened
 from activities.tools.mcp.servers import ToolFilter
 from activities.tools.mcp.text import MAX_OUTPUT, plain
 from contracts.agent import AgentSpec
@@ -120,6 +122,16 @@ def test_schemas_of_all_dialects_are_given_as_services_take_them(schema: Any, gi
     assert made.notes == ()
     assert made.tools[0].parameters["properties"] == given
     assert set(made.tools[0].parameters) <= {"type", "properties", "$defs"}
+
+
+def test_schemas_that_lead_to_themselves_take_no_time() -> None:
+    """Each is followed once, however often it is named: 400 references would be 400 to the fourth otherwise."""
+    again: list[JsonValue] = [{"$ref": "#/$defs/a"} for _ in range(400)]
+    own: dict[str, JsonValue] = {"allOf": again, "properties": {"x": {"type": "string"}}}
+    started = time.perf_counter()
+    made = flattened({"type": "object", "properties": {}, "$defs": {"a": own}, "allOf": again})
+    assert time.perf_counter() - started < 2
+    assert made["properties"] == {"x": {"type": "string"}}
 
 
 def test_descriptions_are_bounded_and_hide_nothing() -> None:

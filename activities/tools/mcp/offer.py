@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 
 from pydantic import JsonValue
 
-from activities.agents import check_form
 from activities.governance.redaction import Redactor
+from activities.json_schemas import check_form
 from activities.model.calls import MAX_DEPTH, deeper
-from activities.tools.mcp.schema import flattened, plain_schema, renewed, without_data
+from activities.tools.mcp.schema import flattened, plain_schema, renewed
 from activities.tools.mcp.servers import ToolFilter
 from activities.tools.mcp.text import plain
 from contracts.base import BadInput, sha256_hex
@@ -123,7 +123,7 @@ def _fault(one: Said) -> str | None:
 def _fault_of(schema: dict[str, JsonValue]) -> str | None:
     """The same, for its schema as a model would be given it."""
     try:
-        check_form("schema", without_data(schema))
+        check_form("schema", schema)
     except (BadInput, ValueError, RecursionError):
         return "its input schema is no JSON Schema, or refers to what is not in it"
     return None

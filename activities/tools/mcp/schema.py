@@ -5,6 +5,7 @@ What is left out here only makes it accept more: the server checks its arguments
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -25,6 +26,7 @@ _OF_ONE = (
 )
 _OF_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_COMBINED = ("allOf", "anyOf", "oneOf")
 _NOT_AT_THE_TOP = ("anyOf", "oneOf", "allOf", "not", "enum", "const", "$ref")
 """What services refuse beside `type: object` of a tool's whole arguments."""
 
@@ -43,14 +45,9 @@ def flattened(schema: Schema) -> Schema:
     made = dict(schema)
     if isinstance(known := made["properties"], dict):
         made["properties"] = dict(known)
-        for branch in _branches(schema, schema, 8):
+        for branch in _branches(schema):
             _take_over(made, branch)
     return {name: part for name, part in made.items() if name not in _NOT_AT_THE_TOP}
-
-
-def without_data(schema: Schema) -> Schema:
-    """Return a schema without what is any JSON at all, in which a `$ref` is no reference."""
-    return _walked(schema, lambda one: {name: part for name, part in one.items() if name not in _DATA or _is_wrong(name, part)})
 
 
 def plain_schema(schema: Schema, hide: Redactor) -> Schema:
@@ -92,16 +89,20 @@ def _renewed(schema: Schema) -> Schema:
     return made
 
 
-def _branches(schema: Schema, whole: Schema, levels: int) -> list[Schema]:
-    """Return the schemas that are combined at the top of a schema, as far down as they are combined themselves."""
+def _branches(whole: Schema) -> list[Schema]:
+    """Return the schemas that are combined at the top of a schema, and at the top of those, each once."""
     found: list[Schema] = []
-    for name in ("allOf", "anyOf", "oneOf"):
-        parts = schema.get(name)
-        found += [part for part in (parts if isinstance(parts, list) else []) if isinstance(part, dict)]
-    target = _target(schema.get("$ref"), whole)
-    if target is not None and target is not whole:
-        found.append(target)
-    return [*found, *(one for part in found if levels for one in _branches(part, whole, levels - 1))][:200]
+    seen = {id(whole)}
+    ahead = deque([whole])
+    while ahead:
+        schema = ahead.popleft()
+        parts = [part for name in _COMBINED if isinstance(several := schema.get(name), list) for part in several]
+        for part in (*parts, _target(schema.get("$ref"), whole)):
+            if isinstance(part, dict) and id(part) not in seen:
+                seen.add(id(part))
+                found.append(part)
+                ahead.append(part)
+    return found
 
 
 def _target(ref: JsonValue, whole: Schema) -> Schema | None:
@@ -125,10 +126,6 @@ def _take_over(schema: Schema, branch: Schema) -> None:
             known[name] = part
         elif isinstance(choices, list) and part not in choices and part is not True and part != {}:
             known[name] = {"anyOf": [*choices, part]}
-
-
-def _is_wrong(name: str, part: JsonValue) -> bool:
-    return name == "enum" and not isinstance(part, list)
 
 
 def _plain(schema: Schema) -> Schema:
