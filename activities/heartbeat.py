@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from datetime import timedelta
+from typing import Any, TypeVar
 
 from pydantic import JsonValue
 from temporalio import activity
@@ -15,6 +16,11 @@ from contracts.activity_names import ErrorType
 
 INTERVAL_SECONDS = 2.0
 """Well below the shortest heartbeat timeout (15 s), so that a busy loop or a slow server does not end an activity."""
+
+PATIENCE_SECONDS = 60.0
+"""How long a cancelled activity waits for what it has begun outside of this process."""
+
+T = TypeVar("T")
 
 
 class Beat:
@@ -56,3 +62,32 @@ async def beating(interval: float = INTERVAL_SECONDS) -> AsyncIterator[Beat]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def is_stopped_by_a_person() -> bool:
+    """Tell whether this activity's cancellation was asked for, and is not that of a worker that shuts down or lost its call."""
+    details = activity.cancellation_details()
+    return not activity.is_worker_shutdown() and (details is None or details.cancel_requested)
+
+
+async def carry_through(work: Coroutine[Any, Any, T], patience: float = PATIENCE_SECONDS) -> T:
+    """Do what makes or ends something outside, and return how it went also when a person cancels the activity meanwhile.
+
+    What was being made would be made all the same, and the run would not know of it: nobody could end it but a sweep. After
+    `patience` seconds it is given up. Any other cancellation goes through at once, since the next attempt finds what there is.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.done() or not is_stopped_by_a_person():
+                raise
+            done, _ = await asyncio.wait([task], timeout=patience)
+            if not done:
+                raise
+            return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])

@@ -11,7 +11,7 @@ from typing import Any, cast
 from temporalio import activity
 
 from activities.agents import AgentReader
-from activities.heartbeat import Beat, beating
+from activities.heartbeat import Beat, beating, carry_through, is_stopped_by_a_person
 from activities.sandbox.egress_log import keep_egress
 from activities.sandbox.native import make_image, pause, remove_image, resume
 from activities.sandbox.output import decode
@@ -77,35 +77,27 @@ class SandboxActivities:
         async with beating(), sandbox_errors():
             provider = self._providers.get(wanted.spec.provider)
             queue = self._queues.sandbox_host(self._host) if provider.capabilities.host_bound else self._queues.sandbox
-            ref = await provider.create(
+            making = provider.create(
                 wanted.spec,
                 wanted.key,
                 environment=wanted.environment,
                 labels={RUN_LABEL: wanted.run_id, NAMESPACE_LABEL: activity.info().namespace},
                 queue=queue,
             )
-            return OpenSandboxResult(sandbox=ref)
+            return OpenSandboxResult(sandbox=await carry_through(making))
 
     @activity.defn(name=CLOSE_SANDBOX.name)
     async def close_sandbox(self, closing: CloseSandboxInput) -> CloseSandboxResult:
         """End the sandbox and everything in it, once the record of its connections is kept; or let its provider keep it."""
         async with beating(), sandbox_errors():
-            provider = self._providers.get(closing.sandbox.provider)
-            if closing.keep and await pause(provider, closing.sandbox):
-                return CloseSandboxResult(egress=closing.egress, paused=True)
-            image = await make_image(provider, closing.sandbox) if closing.keep else None
-            log = await provider.egress_log(closing.sandbox)
-            egress = await keep_egress(self._blobs, closing.sandbox, log, closing.egress)
-            await provider.kill(closing.sandbox)
-            self._keeper.forget(closing.sandbox)
-            await remove_image(provider, closing.image)
-            return CloseSandboxResult(egress=egress, image=image)
+            return await carry_through(self._close(closing))
 
     @activity.defn(name=RESUME_SANDBOX.name)
     async def resume_sandbox(self, given: ResumeSandboxInput) -> OpenSandboxResult:
         """Let a paused sandbox go on. Doing it again changes nothing."""
         async with beating(), sandbox_errors():
-            return OpenSandboxResult(sandbox=await resume(self._providers.get(given.sandbox.provider), given.sandbox))
+            provider = self._providers.get(given.sandbox.provider)
+            return OpenSandboxResult(sandbox=await carry_through(resume(provider, given.sandbox)))
 
     @activity.defn(name=RUN_SHELL.name)
     async def run_shell(self, given: ToolCallInput) -> ToolCallResult:
@@ -139,6 +131,18 @@ class SandboxActivities:
                 failed=failed,
                 snapshot=await self._snapshot(sandbox, given),
             )
+
+    async def _close(self, closing: CloseSandboxInput) -> CloseSandboxResult:
+        provider = self._providers.get(closing.sandbox.provider)
+        if closing.keep and await pause(provider, closing.sandbox):
+            return CloseSandboxResult(egress=closing.egress, paused=True)
+        image = await make_image(provider, closing.sandbox) if closing.keep else None
+        log = await provider.egress_log(closing.sandbox)
+        egress = await keep_egress(self._blobs, closing.sandbox, log, closing.egress)
+        await provider.kill(closing.sandbox)
+        self._keeper.forget(closing.sandbox)
+        await remove_image(provider, closing.image)
+        return CloseSandboxResult(egress=egress, image=image)
 
     async def _snapshot(self, sandbox: Sandbox, given: ToolCallInput) -> SnapshotRef:
         policy = (await self._agents.get(given.agent)).spec.sandbox.snapshots
@@ -181,7 +185,7 @@ async def watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[No
     try:
         yield
     except asyncio.CancelledError:
-        if _is_stopped_by_a_person():
+        if is_stopped_by_a_person():
             await sandbox.kill_job(job_id)
         raise
     finally:
@@ -189,9 +193,3 @@ async def watched(sandbox: Sandbox, job_id: str, beat: Beat) -> AsyncIterator[No
         follower.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await follower
-
-
-def _is_stopped_by_a_person() -> bool:
-    """Tell whether a cancellation was asked for. A sandbox whose run is gone altogether is closed with all that is in it."""
-    details = activity.cancellation_details()
-    return not activity.is_worker_shutdown() and (details is None or details.cancel_requested)

@@ -12,11 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from temporalio.testing import ActivityEnvironment
 
+from activities.sandbox.activity import SandboxActivities
 from activities.sandbox.port import BadSandboxSpec, SandboxGone, SandboxUnavailable
 from activities.sandbox.providers.local import LocalProvider
 from activities.sandbox.providers.local_state import StateDirectory, remove_tree
-from contracts.sandbox import SandboxSpec
+from activities.sandbox.registry import ProviderRegistry
+from activities.store.blobs import BlobStore
+from activities.store.local import LocalStore
+from activities.workspace.keeper import WorkspaceKeeper
+from contracts.activity_names import Queues
+from contracts.sandbox import OpenSandboxInput, SandboxSpec
 from tests.sandbox.local_support import LABELS, Local, bash, make
 
 REPOSITORY = Path(__file__).parents[2]
@@ -299,3 +306,23 @@ async def test_the_kill_of_a_worker_in_the_middle_of_create_leaves_nothing_runni
     assert await provider.list({}) == [ref]
     await provider.kill(ref)
     assert [path.name for path in root.iterdir()] == ["locks"]
+
+
+async def test_a_sandbox_that_is_being_made_when_its_run_is_cancelled_is_told_of(
+    provider: LocalProvider, root: Path, tmp_path: Path
+) -> None:
+    """So that the run can end it. On a busy host making one takes longer than it takes to hear of the cancellation."""
+    providers, blobs = ProviderRegistry({"local": lambda: provider}), BlobStore(LocalStore(tmp_path / "store"))
+    activities = SandboxActivities(providers, blobs, WorkspaceKeeper(providers, blobs), Queues("q"), "host")
+    environment = ActivityEnvironment()
+    wanted = OpenSandboxInput(key="k", run_id="r", spec=SandboxSpec())
+    state = StateDirectory(root)
+    with state.locked(state.id_for("k")):  # as by another maker, for which it has to wait
+        making = asyncio.ensure_future(environment.run(activities.open_sandbox, wanted))
+        await asyncio.sleep(0.5)
+        assert await provider.list({}) == []
+        environment.cancel()
+        await asyncio.sleep(0.1)
+    opened = await making
+    assert await provider.list({}) == [opened.sandbox]
+    await provider.kill(opened.sandbox)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
 import pytest
@@ -12,9 +12,9 @@ from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.heartbeat import Beat, beating
+from activities.heartbeat import Beat, beating, carry_through
 from activities.sandbox.activity import SandboxActivities, watched
-from activities.sandbox.port import Capabilities, Sandbox
+from activities.sandbox.port import Capabilities, Sandbox, SandboxUnavailable
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
 from activities.store.local import LocalStore
@@ -143,3 +143,58 @@ async def test_only_a_persons_stop_kills_the_command(why: dict[str, bool], kille
     with pytest.raises(asyncio.CancelledError):
         await running
     assert sandbox.killed == killed
+
+
+@pytest.mark.parametrize(
+    ("why", "heard"),
+    [({"cancel_requested": True}, True), ({"timed_out": True}, False), ({"worker_shutdown": True}, False)],
+)
+async def test_what_is_being_made_is_made_and_told(why: dict[str, bool], heard: bool) -> None:
+    """A person's stop does not leave something behind that nobody knows of; a lost call is for the next attempt."""
+    environment = ActivityEnvironment()
+
+    async def make() -> str:
+        await asyncio.sleep(0.3)
+        return "made"
+
+    async def work() -> str:
+        return await carry_through(make())
+
+    running = asyncio.ensure_future(environment.run(work))
+    await asyncio.sleep(0.05)
+    environment.cancel(cancellation_details=ActivityCancellationDetails(**why))
+    if heard:
+        assert await running == "made"
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_a_failure_to_make_is_told_too() -> None:
+    """What went wrong after the stop is not lost, and what does not end is given up."""
+    environment = ActivityEnvironment()
+
+    async def fail() -> str:
+        await asyncio.sleep(0.2)
+        raise SandboxUnavailable("no")
+
+    ended: list[str] = []
+
+    async def never() -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("never")
+        return "made"
+
+    async def work(making: Coroutine[Any, Any, str]) -> str:
+        return await carry_through(making, patience=0.5)
+
+    for making, error in ((fail(), SandboxUnavailable), (never(), asyncio.CancelledError)):
+        running = asyncio.ensure_future(environment.run(work, making))
+        await asyncio.sleep(0.05)
+        environment.cancel()
+        with pytest.raises(error):
+            await running
+        environment = ActivityEnvironment()
+    assert ended == ["never"]
