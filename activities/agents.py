@@ -19,6 +19,7 @@ from activities.plain_yaml import read_yaml
 from activities.store.blobs import BlobStore
 from activities.store.checkpoints import CheckpointStore, NoCheckpoint, RunStart
 from activities.tools.definitions import compose_instructions, uses_sandbox
+from activities.tools.guidance import read_guidance
 from activities.workspace.snapshots import Contents, Scan, SnapshotStore
 from activities.workspace.tree import HARD_LINK, Directory, Entry, find, walk
 from contracts.activity_names import PREPARE_RUN, ErrorType
@@ -26,7 +27,7 @@ from contracts.agent import ActivityTool, AgentSpec, ShellTool
 from contracts.base import BadInput, contract_digest, explain
 from contracts.blob import BlobRef
 from contracts.mcp import CALL_SECONDS
-from contracts.prepare import ActivityRoute, PrepareRunInput, PrepareRunResult, ResolvedAgent, RolePlan, RunPlan
+from contracts.prepare import ActivityRoute, Guidance, PrepareRunInput, PrepareRunResult, ResolvedAgent, RolePlan, RunPlan
 from contracts.run import Checkpoint, RunInput, SubagentLink
 from contracts.snapshot import SnapshotRef
 from contracts.usage import Budget
@@ -178,6 +179,7 @@ class PrepareActivities:
             agent = await asyncio.to_thread(resolve, request, self._directory, self._default_model, origin)
             if request.subagent is not None:
                 agent = within(agent, request.subagent)
+            guidance = await self._guidance(agent.spec, start)
             price_known = self._prices.of(agent.model) is not None
             if agent.spec.budget.cost_usd is not None and not price_known:
                 raise BadInput(
@@ -199,6 +201,7 @@ class PrepareActivities:
             task=await self._blobs.put_text(request.task),
             price_known=price_known,
             start=start,
+            guidance=guidance,
         )
         begun = RunStart(
             run_id=given.run_id,
@@ -213,6 +216,18 @@ class PrepareActivities:
         )
         await self._checkpoints.begin(begun)
         return prepared
+
+    async def _guidance(self, spec: AgentSpec, start: Checkpoint | None) -> Guidance:
+        """Return what the workspace that a run goes on from has for the model. Raises BadInput where skills can be nowhere."""
+        if start is None or start.snapshot is None:
+            if spec.skills and not spec.manifest.entries:
+                raise BadInput(
+                    "skills: the manifest brings no files, so that there are none; add an entry that fills the directory"
+                )
+            return Guidance()
+        if not uses_sandbox(spec):
+            return Guidance()
+        return (await read_guidance(self._blobs, start.snapshot, spec, again=start.step > 0))[0]
 
     async def _as_subagent(self, request: RunInput, link: SubagentLink) -> tuple[RunInput, Checkpoint | None]:
         """Return the request with its role's agent, and the workspace that it starts from. Raises BadInput."""

@@ -1,4 +1,4 @@
-"""Reading a YAML file that people wrote, as far as it says what JSON can say too."""
+"""Reading YAML that people wrote, as far as it says what JSON can say too."""
 
 from __future__ import annotations
 
@@ -63,21 +63,26 @@ def read_yaml(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8") from error
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            _Check(loader).see(node)
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
+        return parse_yaml(text)
     except yaml.YAMLError as error:
         raise BadInput(f"{path} is not YAML: {error}") from error
     except RecursionError as error:
         raise BadInput(f"{path}: nests too deeply; write it with fewer levels") from error
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what YAML says, as JSON has it. Raises YAMLError, RecursionError, or ValueError with the line that is not taken."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _Check(loader).see(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _content(path: Path) -> bytes:

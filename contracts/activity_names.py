@@ -22,6 +22,8 @@ from contracts.prepare import (
     FetchFilesResult,
     FetchManifestInput,
     FetchManifestResult,
+    LoadSkillInput,
+    LoadSkillResult,
     PrepareRunInput,
     PrepareRunResult,
     RecordEndInput,
@@ -73,6 +75,7 @@ TAKE_RESULTS = ActivityStub("take_results", TakeResultsInput, TakeResultsResult)
 COLLECT_OUTPUTS = ActivityStub("collect_outputs", CollectOutputsInput, CollectOutputsResult)
 DELIVER_OUTPUTS = ActivityStub("deliver_outputs", DeliverOutputsInput, DeliverOutputsResult)
 FETCH_FILES = ActivityStub("fetch_files", FetchFilesInput, FetchFilesResult)
+LOAD_SKILL = ActivityStub("load_skill", LoadSkillInput, LoadSkillResult)
 LIST_MCP_TOOLS = ActivityStub("list_mcp_tools", ListMcpToolsInput, ListMcpToolsResult)
 CALL_MCP_TOOL = ActivityStub("call_mcp_tool", CallMcpToolInput, CallMcpToolResult)
 WRITE_FILES = ActivityStub("write_files", WriteFilesInput, WriteFilesResult)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from contracts.base import NOT_BOOLEAN, Contract
-from contracts.manifest import Manifest, check_workspace_path
+from contracts.manifest import Manifest, WorkspacePath, check_workspace_path
 from contracts.mcp import BETWEEN, MAX_SERVERS, McpUse, McpWholeServer, server_of
 from contracts.sandbox import SandboxSpec
 from contracts.usage import Budget
@@ -254,7 +254,9 @@ class SubagentRole(Contract):
 
 SUBAGENT_TOOLS = ("spawn_agents", "subagents")
 """The tools that an agent with subagents has beside its own."""
-BUILT_IN = frozenset(("shell", "apply_patch", "fetch_file", *SUBAGENT_TOOLS))
+SKILL_TOOL = "load_skill"
+"""The tool that an agent with skills has beside its own."""
+BUILT_IN = frozenset(("shell", "apply_patch", "fetch_file", SKILL_TOOL, *SUBAGENT_TOOLS))
 """The names of Caisson's own tools, which no activity tool can have."""
 
 
@@ -282,6 +284,13 @@ class AgentSpec(Contract):
     mcp_servers: tuple[McpServer, ...] = Field(
         default=(), max_length=MAX_SERVERS, description="MCP servers whose tools the agent has beside its own"
     )
+    skills: tuple[WorkspacePath, ...] = Field(
+        default=(),
+        max_length=20,
+        description="directories of the workspace that the manifest fills, in which skills lie: directories with a SKILL.md. "
+        "Of two skills with one name that of the earlier directory counts",
+    )
+    agents_md: bool = Field(default=True, description="give the model the AGENTS.md files that the manifest brings")
     manifest: Manifest = Manifest()
     sandbox: SandboxSpec = SandboxSpec()
     approvals: ApprovalPolicy = ApprovalPolicy()
@@ -297,6 +306,12 @@ class AgentSpec(Contract):
         return self
 
     @model_validator(mode="after")
+    def _skill_directories_differ(self) -> AgentSpec:
+        if twice := _twice(self.skills):
+            raise ValueError(f"skills: the directory {twice[0]!r} is named more than once; name it once")
+        return self
+
+    @model_validator(mode="after")
     def _server_names_differ(self) -> AgentSpec:
         if twice := _twice(use.name for use in self.mcp_servers):
             raise ValueError(f"mcp_servers: the name {twice[0]!r} is used more than once; name each server once")
@@ -304,7 +319,8 @@ class AgentSpec(Contract):
 
     @model_validator(mode="after")
     def _tool_names_differ(self) -> AgentSpec:
-        names = [*(tool_name(tool) for tool in self.tools), *(SUBAGENT_TOOLS if self.subagents else ())]
+        own = [*(SUBAGENT_TOOLS if self.subagents else ()), *((SKILL_TOOL,) if self.skills else ())]
+        names = [*(tool_name(tool) for tool in self.tools), *own]
         if twice := _twice(names):
             raise ValueError(f"tools: the name {twice[0]!r} is used more than once; each tool needs its own name")
         if taken := sorted(tool.name for tool in self.tools if isinstance(tool, ActivityTool) and tool.name in BUILT_IN):

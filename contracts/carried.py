@@ -64,6 +64,7 @@ class CarriedRun(Contract):
     egress_log: BlobRef | None = None
     inputs: BlobRef | None = None
     lazy: BlobRef | None = None
+    skills: BlobRef | None = None
     untold: tuple[str, ...] = Field(default=(), description="what became of a sandbox that the model was not told yet")
     sandbox_seconds: float = 0.0
     messages: tuple[str, ...] = ()

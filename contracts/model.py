@@ -21,10 +21,11 @@ class UserItem(Contract):
 
 
 class NoteItem(Contract):
-    """Something the harness tells the model (a developer message)."""
+    """Something the harness tells the model: a developer message, or a user's where it passes on the words of others."""
 
     type: Literal["note"] = "note"
     text: Text
+    role: Literal["developer", "user"] = "developer"
 
 
 class ToolOutputItem(Contract):

@@ -85,6 +85,13 @@ class PrepareRunInput(Contract):
     request: dict[str, JsonValue]
 
 
+class Guidance(Contract):
+    """What the files of a workspace tell the model to begin with, and the skills that it can load from then on."""
+
+    text: Text | None = Field(default=None, description="AGENTS.md files, which skills there are, and what is wrong with others")
+    skills: BlobRef | None = Field(default=None, description="JSON: a list of the skills, each with name, directory and body")
+
+
 class PrepareRunResult(Contract):
     """The resolved agent and the task, by reference, and what the workflow must know of them."""
 
@@ -96,6 +103,7 @@ class PrepareRunResult(Contract):
     task: Text
     price_known: bool
     start: Checkpoint | None = Field(default=None, description="the checkpoint of another run that this one goes on from")
+    guidance: Guidance = Field(default=Guidance(), description="of the workspace at `start`")
 
 
 class FetchManifestInput(Contract):
@@ -115,6 +123,7 @@ class FetchManifestResult(Contract):
     )
     listing: str = Field(default="", description="what lies where, for the model: at most 4 KiB and 60 lines")
     lazy: BlobRef | None = Field(default=None, description="JSON: what is needed to fetch each file of `lazy` entries")
+    guidance: Guidance = Guidance()
 
 
 class RestoreWorkspaceInput(Contract):
@@ -238,6 +247,21 @@ class DeliverOutputsInput(Contract):
 
 class DeliverOutputsResult(Delivery):
     """What was delivered."""
+
+
+class LoadSkillInput(Contract):
+    """Read one skill. `skills` is what Guidance said of them."""
+
+    run_id: str
+    skills: BlobRef
+    name: str
+
+
+class LoadSkillResult(Contract):
+    """What the skill says, or why there is none of that name, as the model is told it."""
+
+    output: Text
+    found: bool
 
 
 class FetchFilesInput(Contract):

@@ -57,6 +57,7 @@ def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
     from activities.tools.mcp.activity import McpActivities
     from activities.tools.mcp.servers import McpServers
     from activities.tools.mcp.sessions import SessionPool
+    from activities.tools.skill_activity import SkillActivities
     from activities.workspace.deliver import DeliverActivities
     from activities.workspace.fetch import ManifestActivities
     from activities.workspace.lazy_activity import LazyActivities
@@ -71,6 +72,7 @@ def _tools(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]:
         manifest.fetch_manifest,
         LazyActivities(blobs, secrets).fetch_files,
         DeliverActivities(blobs, secrets).deliver_outputs,
+        SkillActivities(blobs).load_skill,
         mcp.list_mcp_tools,
         mcp.call_mcp_tool,
     ]

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.activity_names import CALL_MODEL, PREPARE_RUN, RECORD_END, ErrorType, Queues
     from contracts.blob import Text
     from contracts.carried import CarriedRun
-    from contracts.model import CallModelInput, CallModelResult, NewItem, NoteItem, UserItem
+    from contracts.model import CallModelInput, CallModelResult, NewItem, UserItem
     from contracts.prepare import PrepareRunInput, RecordEndInput
     from contracts.run import (
         ArtifactList,
@@ -150,7 +150,7 @@ class AgentRun:
         )
 
     async def _call_model(self) -> CallModelResult:
-        said: list[NewItem] = [NoteItem(text=Text(inline=note)) for note in self._workspace.tell()]
+        said: list[NewItem] = [*self._workspace.notes()]
         said += [UserItem(text=Text(inline=message)) for message in self._desk.read_messages()]
         run = self._update(items=(*self._run.items, *said))
         step = run.step + 1

@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from pydantic import JsonValue
 
     from contracts.activity_names import APPLY_PATCH, RUN_SHELL
-    from contracts.agent import Verdict
+    from contracts.agent import SKILL_TOOL, Verdict
     from contracts.blob import Text, preview_of, whole_characters
     from contracts.mcp import server_of
     from contracts.model import ToolCall, ToolCallInput, ToolOutputItem
@@ -115,6 +115,11 @@ class ToolCalls:
             return await self._subagents(one, prepared)
         if one.name == FETCH_TOOL:
             return _told(one, await self._workspace.fetch_files(prepared, _paths(one)), one.summary)
+        if one.name == SKILL_TOOL:
+            output, found = await self._workspace.load_skill(_skill(one))
+            return Outcome(
+                ToolOutputItem(call_id=one.call_id, output=output), one.summary if found else f"{one.summary} → not there"
+            )
         if not prepared.plan.needs_sandbox:
             return _told(one, f"{one.name}: this run has no sandbox", f"{one.name}: no sandbox")
         done = await self._workspace.carry_out(
@@ -246,6 +251,11 @@ def _text_of(result: RawValue) -> str | None:
 def _paths(one: ToolCall) -> list[str]:
     paths: list[str] = json.loads(one.arguments.inline or '{"paths": []}')["paths"]
     return paths
+
+
+def _skill(one: ToolCall) -> str:
+    name: str = json.loads(one.arguments.inline or '{"name": ""}')["name"]
+    return name
 
 
 def _told(one: ToolCall, text: str, line: str) -> Outcome:

@@ -29,7 +29,7 @@ async def _entry(item: NewItem, step: int, blobs: BlobStore) -> Entry:
         case UserItem():
             return await _message(step, "user", "user", item, blobs)
         case NoteItem():
-            return await _message(step, "note", "developer", item, blobs)
+            return await _message(step, "note", item.role, item, blobs)
 
 
 async def _message(step: int, origin: Origin, role: str, item: UserItem | NoteItem, blobs: BlobStore) -> Entry:

@@ -23,6 +23,7 @@ from activities.governance.egress_policy import matches
 from activities.governance.secrets import Secrets
 from activities.heartbeat import Beat, beating
 from activities.store.blobs import BlobStore
+from activities.tools.guidance import read_guidance
 from activities.workspace.fetch_report import (
     SourceFile,
     SourceRecord,
@@ -135,6 +136,7 @@ class _Attempt:
 
     def __init__(self, blobs: BlobStore, spec: AgentSpec, opens: Opens, spool: RunSpool, beat: Beat) -> None:
         self._blobs = blobs
+        self._spec = spec
         self._manifest = spec.manifest
         self._hosts = spec.sandbox.network.allow
         self._opens = opens
@@ -170,11 +172,18 @@ class _Attempt:
             await asyncio.gather(*(source.close() for source in self._sources))
 
     async def _result(self, snapshot: SnapshotRef, records: list[SourceRecord]) -> FetchManifestResult:
+        guidance, found = await read_guidance(self._blobs, snapshot, self._spec)
+        if found.missing:
+            raise BadInput(
+                f"skills: no directory {found.missing[0]!r} is among what the manifest brings; correct the path, or add an entry "
+                f"that fills it (there: {', '.join(sorted(self._manifest.entries)[:20])})"
+            )
         return FetchManifestResult(
             snapshot=snapshot,
             sources=await put_records(self._blobs, records),
             listing=listing(records, self._manifest.entries),
             lazy=await self._blobs.put_json(self._lazy) if self._lazy else None,
+            guidance=guidance,
         )
 
     def _most(self, entry: ManifestEntry) -> int:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectDamaged, ObjectMissing
-from activities.workspace.names import readable
+from activities.workspace.names import printable, readable
 from activities.workspace.sources.port import SourceChanged
 from contracts.base import BadInput, Contract
 from contracts.blob import BlobRef
@@ -145,21 +145,16 @@ def _head(record: SourceRecord, entry: ManifestEntry) -> str:
     }.get(record.mode, files)
     flags = ", read-only" if entry.read_only else ""
     where = f"{record.entry}.url" if record.mode == "presigned" else record.entry
-    described = f" - {_clean(entry.description, _DESCRIBED)}" if entry.description.strip() else ""
-    return f"{_clean(where, 200)} ({kept}{flags}){described}"
+    described = f" - {printable(entry.description, _DESCRIBED)}" if entry.description.strip() else ""
+    return f"{printable(where, 200)} ({kept}{flags}){described}"
 
 
 def _paths(record: SourceRecord, most: int) -> list[str]:
     paths = [file.path for file in record.files if file.path]
     if not paths or most < 2 or record.mode != "copy":
         return []
-    shown = [f"  {_clean(path, 120)}" for path in (paths if len(paths) <= most else paths[: most - 1])]
+    shown = [f"  {printable(path, 120)}" for path in (paths if len(paths) <= most else paths[: most - 1])]
     return shown if len(paths) <= most else [*shown, f"  ... and {len(paths) - most + 1} more"]
-
-
-def _clean(text: str, most: int) -> str:
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _shown_size(size: int) -> str:

@@ -1,4 +1,7 @@
-"""Names of files as text. Any bytes are a name: what is not UTF-8 comes as lone surrogates, which JSON cannot take."""
+"""Names of files, and other words of strangers, as text.
+
+Any bytes are a name: what is not UTF-8 comes as lone surrogates, which JSON cannot take.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +25,9 @@ def readable(text: str) -> str:
         else letter.encode("utf-8", "backslashreplace").decode()
         for letter in text
     )
+
+
+def printable(text: str, most: int) -> str:
+    """Return text as one line of at most `most` characters, with nothing in it that a terminal or a reader could be misled by."""
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""Looking at what runs left, and at the agents there are: `transcript`, `artifacts`, `agents`."""
+"""Looking at what runs left, and at the agents and skills there are: `transcript`, `artifacts`, `agents`, `skills`."""
 
 from __future__ import annotations
 
@@ -104,6 +104,58 @@ def agents(as_json: AsJson = False) -> None:
             )
     if faults:
         raise BadInput("\n".join(faults))
+
+
+def skills(
+    directories: Annotated[list[str] | None, typer.Argument(metavar="[DIRECTORY]...", help="As in an agent's skills.")] = None,
+    workspace: Annotated[
+        Path, typer.Option("--workspace", metavar="DIR", help="What the manifest makes the workspace.", show_default=True)
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Check skills as a run would find them, before there is a run.
+
+    Lists the skills below DIRECTORY (default: skills), in the order of precedence, and what is wrong with others. Links that lead
+    out of the workspace are not followed. The exit code is 1 when something is wrong.
+
+    \b
+    Example:
+        caisson skills
+        caisson skills project/skills user/skills --workspace examples/workspace
+    """
+    ended(_skills(tuple(directories or ("skills",)), workspace, as_json))
+
+
+async def _skills(directories: tuple[str, ...], workspace: Path, as_json: bool) -> int:
+    from activities.tools.skill_scan import find_skills
+    from activities.tools.workspace_tree import HostFiles
+    from client.show import one_line
+    from contracts.base import BadInput
+    from contracts.manifest import check_workspace_path
+
+    places = []
+    for given in directories:
+        try:
+            places.append(check_workspace_path(given))
+        except ValueError as error:
+            raise BadInput(f"DIRECTORY: {given!r}: {error}") from error
+    try:
+        found = await find_skills(HostFiles(workspace), places)
+    except OSError as error:
+        raise BadInput(f"--workspace: {error.filename!r} cannot be read: {error.strerror}") from error
+    if as_json:
+        rows = [
+            {name: getattr(skill, name) for name in ("name", "description", "directory", "license")} for skill in found.skills
+        ]
+        typer.echo(json.dumps({"skills": rows, "faults": found.faults}, indent=2, ensure_ascii=False))
+    else:
+        for skill in found.skills:
+            typer.echo(f"{skill.name:<24} {one_line(skill.directory, 40):<40} {one_line(skill.description, 100)}".rstrip())
+        if not found.skills and not found.faults:
+            typer.echo(f"no skills below {', '.join(places)}: write one as {places[0]}/NAME/SKILL.md", err=True)
+        for fault in found.faults:
+            typer.echo(fault, err=True)
+    return ExitCode.FAILED if found.faults else ExitCode.COMPLETED
 
 
 async def _transcript(run_id: str | None, head: BlobRef | None, step: int | None, form: str) -> int:

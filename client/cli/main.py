@@ -118,6 +118,7 @@ for _command in (
     travel.diff,
     travel.checkout,
     inspect.agents,
+    inspect.skills,
     checkup.doctor,
 ):
     app.command(cls=Command)(_command)

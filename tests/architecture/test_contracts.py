@@ -14,6 +14,7 @@ from activities.model.activity import ModelActivities
 from activities.model.entries import RecordActivities
 from activities.sandbox.activity import SandboxActivities
 from activities.tools.mcp.activity import McpActivities
+from activities.tools.skill_activity import SkillActivities
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.deliver import DeliverActivities
 from activities.workspace.fetch import ManifestActivities
@@ -34,6 +35,7 @@ CLASSES = (
     DeliverActivities,
     LazyActivities,
     McpActivities,
+    SkillActivities,
 )
 
 

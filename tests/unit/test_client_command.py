@@ -22,7 +22,7 @@ from contracts.run import PendingApproval, RunResult, RunStatus
 
 COMMANDS = (
     "dev worker run fork watch result message pause resume stop approve extend "  # noqa: SIM905
-    "transcript artifacts files diff checkout agents doctor".split()
+    "transcript artifacts files diff checkout agents skills doctor".split()
 )
 HEAVY = ("temporalio", "openai", "pydantic", "rich", "structlog", "boto3", "workers", "workflows", "activities", "contracts")
 RUNNER = CliRunner()
