@@ -42,12 +42,14 @@ async def test_a_step_costs_the_same_history_however_long_the_run(stack: Stack) 
 
 @pytest.mark.soak
 async def test_a_very_long_run_finishes_through_continue_as_new(stack: Stack) -> None:
-    """Each of many steps happens once, in order, across several continue-as-new."""
-    handle = await stack.start("two-thousand", budget={"steps": None})
+    """Each of many steps happens once, in order, across several continue-as-new; and its skills can still be loaded."""
+    skill = {"type": "inline", "text": "---\nname: last\ndescription: For the end.\n---\nEnd.\n"}
+    agent = {"skills": ["skills"], "manifest": {"entries": {"skills/last/SKILL.md": skill}}}
+    handle = await stack.start("two-thousand", agent, budget={"steps": None})
     result = await stack.finish(handle, 1500)
-    assert (result["status"], result["steps"], result["usage"]["model_calls"]) == ("completed", 2002, 2002)
+    assert (result["status"], result["steps"], result["usage"]["model_calls"]) == ("completed", 2003, 2003)
     expected = b"".join(b"%d\n" % n for n in range(1, 2001))
     assert await artifact(stack, result, "outputs/count") == expected
     description = await stack.dev.client.get_workflow_handle(handle.id).describe()
     assert description.run_id != handle.first_execution_run_id
-    assert stack.answered(handle) == list(range(1, 2003))
+    assert stack.answered(handle) == list(range(1, 2004))

@@ -16,13 +16,9 @@ from activities.agents import AgentDirectory, PrepareActivities
 from activities.model.prices import PriceTable
 from activities.tools.guidance import MAX_AGENTS_BYTES, MAX_INDEX_BYTES
 from activities.tools.skill_activity import SkillActivities
-from contracts.activity_names import Queues
-from contracts.blob import BlobRef
-from contracts.carried import CarriedRun
-from contracts.prepare import Guidance, LoadSkillInput, PrepareRunInput, PrepareRunResult
+from contracts.prepare import Guidance, LoadSkillInput, PrepareRunInput
 from tests.manifest_support import Desk
 from tests.unit.test_skills import put, skill
-from workflows.workspace import Workspace
 
 
 @pytest.fixture
@@ -192,12 +188,3 @@ async def test_specs_that_cannot_be_meant_are_refused(desk: Desk, spec: dict[str
     with pytest.raises(ApplicationError, match=match) as refused:
         await prepared(desk, {"agent": spec})
     assert json.dumps(refused.value.message)
-
-
-def test_a_run_that_continues_as_new_keeps_its_skills() -> None:
-    """They are carried by reference."""
-    skills = BlobRef(digest="0" * 64, size=3)
-    prepared = PrepareRunResult.model_construct()
-    carried = CarriedRun.model_construct(prepared=prepared, skills=skills)
-    assert Workspace(Queues("q"), "r", carried, str).pack()["skills"] == skills
-    assert Workspace(Queues("q"), "r", None, str).pack()["skills"] is None
