@@ -67,6 +67,8 @@ def _told(entry: Entry) -> tuple[str, str]:
         return f"output of [{clean(str(item.get('call_id')))}]", _text(item.get("output"))
     if kind == "reasoning":
         return f"{who} (reasoning)", _text([*item.get("summary", []), *(item.get("content") or [])]) or "(not shown by the model)"
+    if kind == "compaction":
+        return f"{who} (compaction)", "What was said so far is compacted here; from now on the model sees that and what follows."
     whole = json.dumps(item, ensure_ascii=False)
     cut = whole if len(whole) <= _UNKNOWN_LIMIT else whole[:_UNKNOWN_LIMIT] + "… (the whole: --json)"
     return f"{who} ({clean(str(kind))})", cut

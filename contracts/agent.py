@@ -47,6 +47,9 @@ class ModelSettings(Contract):
         default=False, description="run the call on the service's side, so that a retry picks it up; needs store"
     )
     timeout_seconds: Number = Field(default=600, gt=0, le=3600, description="for one model call")
+    compact_tokens: Annotated[int, Field(ge=1000, le=10**9), NOT_BOOLEAN] | None = Field(
+        default=None, description="have the service compact what was said when a call would have more tokens; null: never"
+    )
 
     @model_validator(mode="after")
     def _background_needs_store(self) -> ModelSettings:

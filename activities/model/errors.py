@@ -29,7 +29,9 @@ _STOP_CODES = {
     "billing_hard_limit_reached": "the account's spending limit is reached: raise it, or use another key",
     "invalid_api_key": "the key is refused: set a valid OPENAI_API_KEY for the model worker",
     "model_not_found": "the model does not exist or the key may not use it: correct `model` in the agent",
-    "context_length_exceeded": "the transcript is longer than the model's context: use a model with a larger one",
+    "context_length_exceeded": (
+        "the transcript is longer than the model's context: set model_settings.compact_tokens, or take a larger model"
+    ),
 }
 _RETRY_CODES = frozenset({"server_error", "rate_limit_exceeded", "rate_limit_error", "overloaded_error", "vector_store_timeout"})
 _REMEDIES = {

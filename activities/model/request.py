@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from activities.model.repair import repair
-from activities.model.transcript import Entry
+from activities.model.transcript import Entry, Item
 from activities.tools.definitions import definitions
 from contracts.prepare import ResolvedAgent
+
+COMPACTION = "compaction"
+"""The kind of item that an endpoint with `context_management` puts before its answer when it has compacted what went before:
+https://developers.openai.com/api/docs/guides/compaction."""
 
 
 def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, step: int) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, s
     spec, settings = agent.spec, agent.spec.model_settings
     body: dict[str, Any] = {
         "instructions": agent.instructions,
-        "input": repair([entry.item for entry in entries]),
+        "input": repair(since_compaction([entry.item for entry in entries])),
         "store": settings.store,
         # A stable key per run lets the service reuse the prefix it has already read.
         "prompt_cache_key": run_id[:64],
@@ -40,9 +44,23 @@ def build_request(agent: ResolvedAgent, entries: Iterable[Entry], run_id: str, s
         # Where the service keeps nothing, a reasoning item can only be sent back with its encrypted content.
         "include": None if settings.store else ["reasoning.encrypted_content"],
         "text": _text_format(spec.output_schema),
+        "context_management": _compaction(settings.compact_tokens),
     }
     body.update({name: value for name, value in optional.items() if value is not None})
     return {"model": agent.model, "extra_body": body}
+
+
+def since_compaction(items: list[Item]) -> list[Item]:
+    """Return the items from the last one on in which the service has compacted all those before it.
+
+    That one stands for them: it is sent back as it came, and only the service can read it. The transcript keeps all.
+    """
+    last = next((number for number in range(len(items) - 1, -1, -1) if items[number].get("type") == COMPACTION), 0)
+    return items[last:]
+
+
+def _compaction(tokens: int | None) -> list[dict[str, Any]] | None:
+    return None if tokens is None else [{"type": "compaction", "compact_threshold": tokens}]
 
 
 def _text_format(schema: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -5,14 +5,18 @@ All of it is a function of the request alone, so that a retry, a restarted serve
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 # The items a model produces. What stands between two groups of them came from the harness.
-_MODEL_ITEMS = frozenset({"reasoning", "function_call", "custom_tool_call", "shell_call", "local_shell_call", "apply_patch_call"})
+_MODEL_ITEMS = frozenset(
+    {"reasoning", "compaction", "function_call", "custom_tool_call", "shell_call", "local_shell_call", "apply_patch_call"}
+)
+_SEALED = "scripted:"
 _CALL_OF_OUTPUT = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
@@ -41,6 +45,7 @@ class InputItem(BaseModel):
     call_id: str | None = None
     content: JsonValue = None
     output: JsonValue = None
+    encrypted_content: str | None = None
 
     @property
     def from_model(self) -> bool:
@@ -56,6 +61,15 @@ class ReasoningOptions(BaseModel):
     summary: str | None = None
 
 
+class ContextManagement(BaseModel):
+    """An entry of `context_management`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    compact_threshold: int | None = None
+
+
 class CreateRequest(BaseModel):
     """The part of `POST /v1/responses` that the scripted model reads; the rest is accepted and echoed."""
 
@@ -67,12 +81,20 @@ class CreateRequest(BaseModel):
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     reasoning: ReasoningOptions | None = None
+    context_management: list[ContextManagement] | None = None
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: JsonValue = None
     prompt_cache_key: str | None = None
+
+    def compacts(self, tokens: int) -> bool:
+        """Tell whether a request of so many tokens is to be compacted."""
+        return any(
+            entry.type == "compaction" and entry.compact_threshold is not None and tokens >= entry.compact_threshold
+            for entry in self.context_management or ()
+        )
 
     def items(self) -> list[InputItem]:
         """Return the input as items; a bare string is one user message."""
@@ -105,12 +127,43 @@ def groups(items: Iterable[InputItem]) -> list[list[InputItem]]:
     return found
 
 
-def first_user_text(items: Iterable[InputItem]) -> str:
+class Compacted(BaseModel):
+    """What a compaction item stands for: the turn that it begins, in the conversation and in its scenario, and which that is.
+
+    `text` is the message that the scenario was found by; `later` says that it was not the first.
+    """
+
+    turn: int = 1
+    number: int = 1
+    text: str = ""
+    later: bool = False
+
+    def seal(self) -> str:
+        """Return it as an item's encrypted content (here: encoded)."""
+        return _SEALED + base64.b64encode(self.model_dump_json().encode()).decode()
+
+
+def compacted(items: Sequence[InputItem]) -> tuple[int, Compacted]:
+    """Return where the last compaction item stands, and what it stands for; (0, nothing) where there is none.
+
+    Raises RequestFault for one that comes from elsewhere.
+    """
+    for index in range(len(items) - 1, -1, -1):
+        if items[index].type == "compaction":
+            try:
+                sealed = (items[index].encrypted_content or "").removeprefix(_SEALED)
+                return index, Compacted.model_validate_json(base64.b64decode(sealed, validate=True))
+            except ValueError:
+                raise RequestFault("The encrypted content for a compaction item could not be verified.", param="input") from None
+    return 0, Compacted()
+
+
+def first_user_text(items: Sequence[InputItem]) -> str:
     """Return the text of the first user message, or an empty string."""
     return next((text_of(item.content) for item in items if item.type == "message" and item.role == "user"), "")
 
 
-def conversation_key(prompt_cache_key: str | None, items: Iterable[InputItem]) -> str:
+def conversation_key(prompt_cache_key: str | None, items: Sequence[InputItem]) -> str:
     """Return what names a conversation: the request's cache key, else a digest of its first user message."""
     if prompt_cache_key:
         return prompt_cache_key

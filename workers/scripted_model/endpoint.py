@@ -21,10 +21,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workers.scripted_model.conversation import (
+    Compacted,
     CreateRequest,
     InputItem,
     RequestFault,
     check_input,
+    compacted,
     conversation_key,
     first_user_text,
     groups,
@@ -100,9 +102,9 @@ class ScriptedEndpoint:
             fault = error.errors(include_url=False)[0]
             return _error(400, fault["msg"], param=".".join(map(str, fault["loc"])) or None)
         call = _Call(request, request.items(), "", http.headers.get("idempotency-key"))
-        call.conversation = conversation_key(request.prompt_cache_key, call.items)
-        _remember(self._last, call.conversation, body)
         try:
+            call.conversation = conversation_key(request.prompt_cache_key, call.items)
+            _remember(self._last, call.conversation, body)
             return self._answer(call, len(body))
         except RequestFault as refusal:
             self._note(call, "create", "refused", detail=str(refusal))
@@ -115,9 +117,9 @@ class ScriptedEndpoint:
         """Play the turn that `call` asks for. Nothing is awaited here, so that attempts are counted one by one."""
         request = call.request
         self._check_request(call)
-        turn, outputs = self._find_turn(call)
+        turn, place, outputs = self._find_turn(call)
         response_id = f"resp_{uuid.uuid4().hex}"
-        reply = make_reply(turn, call.turn, outputs, request, response_id, body_chars)
+        reply = make_reply(turn, outputs, request, place, response_id, body_chars)
         key = (call.conversation, call.turn)
         call.attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
         fault = turn.faults[call.attempt - 1] if call.attempt <= len(turn.faults) else None
@@ -159,27 +161,34 @@ class ScriptedEndpoint:
             call.conversation = conversation_key(request.prompt_cache_key, call.items)
         check_input(call.items)
 
-    def _find_scenario(self, call: _Call) -> tuple[Scenario | None, int]:
-        """Return the scenario to play, and the item at which it begins."""
-        spoken = [n for n, item in enumerate(call.items) if item.type == "message" and item.role == "user"]
-        for n in reversed(spoken[1:]):
-            scenario = self._scenarios.find(call.request.model, (text_of(call.items[n].content),), later=True)
+    def _find_scenario(self, call: _Call) -> tuple[Scenario | None, Compacted]:
+        """Return the scenario to play, and where in the conversation the request stands. Raises RequestFault."""
+        items = call.items
+        start, before = compacted(items)
+        turn = before.turn + len(groups(items[start:]))
+        spoken = [n for n, item in enumerate(items) if item.type == "message" and item.role == "user"]
+        # The first message that is left of a conversation whose beginning is compacted was a later one.
+        for n in reversed([n for n in spoken if n > start] if before.text else spoken[1:]):
+            text = text_of(items[n].content)
+            scenario = self._scenarios.find(call.request.model, (text,), later=True)
             if scenario is not None:
-                return scenario, n
-        texts = (first_user_text(call.items), call.request.instructions or "")
-        return self._scenarios.find(call.request.model, texts), 0
+                return scenario, Compacted(turn=turn, number=len(groups(items[n:])) + 1, text=text, later=True)
+        text = before.text or first_user_text(items)
+        texts = (text,) if before.later else (text, call.request.instructions or "")
+        scenario = self._scenarios.find(call.request.model, texts, later=before.later)
+        number = before.number + turn - before.turn
+        return scenario, Compacted(turn=turn, number=number, text=text, later=before.later)
 
-    def _find_turn(self, call: _Call) -> tuple[TurnSpec, list[str]]:
-        """Return the turn to play and all tool outputs so far. Raises RequestFault and ExpectationFailed."""
-        scenario, begins = self._find_scenario(call)
+    def _find_turn(self, call: _Call) -> tuple[TurnSpec, Compacted, list[str]]:
+        """Return the turn to play, where it stands, and all tool outputs so far. Raises RequestFault and ExpectationFailed."""
+        scenario, place = self._find_scenario(call)
         if scenario is None:
             names = ", ".join(one.name for one in self._scenarios.scenarios)
             raise RequestFault(
                 f"no scenario matches this request (model {call.request.model!r}; scenarios: {names}). The scripted model is "
                 "not a language model: it answers only what its scenario file holds."
             )
-        call.turn = len(groups(call.items)) + 1
-        number = len(groups(call.items[begins:])) + 1
+        call.turn, number = place.turn, place.number
         turn = scenario.turn(number)
         if turn is None:
             raise RequestFault(f"scenario {scenario.name!r} has {scenario.length()} turns; turn {number} was asked for")
@@ -194,7 +203,7 @@ class ScriptedEndpoint:
                     f"scenario {scenario.name!r} turn {call.turn} expects {pattern!r} in the {what} since the previous "
                     f"turn; found {shown[:400]!r}"
                 )
-        return turn, output_texts(call.items)
+        return turn, place, output_texts(call.items)
 
     async def _retrieve(self, http: Request) -> Response:
         generation = self._stored.get(http.path_params["response_id"])

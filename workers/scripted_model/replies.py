@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workers.scripted_model.conversation import CreateRequest
+from workers.scripted_model.conversation import Compacted, CreateRequest
 from workers.scripted_model.scenario import CallSpec, ErrorEventFault, FailedFault, Fault, TurnSpec
 from workers.scripted_model.templates import render, render_json
 
@@ -44,6 +44,7 @@ _ECHOED: JsonObject = {
 # What an item lacks while it is being made.
 _BEFORE_CONTENT: dict[str, JsonObject] = {
     "reasoning": {"summary": []},
+    "compaction": {},
     "message": {"content": []},
     "function_call": {"arguments": ""},
 }
@@ -64,11 +65,20 @@ class Reply:
 
 
 def make_reply(
-    turn: TurnSpec, number: int, outputs: Sequence[str], request: CreateRequest, response_id: str, input_chars: int
+    turn: TurnSpec,
+    outputs: Sequence[str],
+    request: CreateRequest,
+    place: Compacted,
+    response_id: str,
+    input_chars: int,
 ) -> Reply:
-    """Fill `turn` for a request whose tool `outputs` are given. Raises ExpectationFailed when a template finds nothing."""
+    """Fill `turn` at `place` of a conversation with tool `outputs`. Raises ExpectationFailed when a template finds nothing."""
+    number = place.turn
     stem = response_id.removeprefix("resp_")
     output: list[JsonObject] = []
+    if request.compacts(input_chars // 4):
+        # As the endpoint does: before all else, and readable to itself alone.
+        output.append({"type": "compaction", "id": f"cmp_{stem}_0", "encrypted_content": place.seal()})
     reasoning = "" if turn.reasoning is None else render(turn.reasoning, number, outputs)
     if turn.reasoning is not None:
         output.append(_reasoning_item(f"rs_{stem}_{len(output)}", reasoning, request))
@@ -217,7 +227,7 @@ def _item_events(index: int, item: JsonObject) -> Iterator[JsonObject]:
     """Yield the events of one output item, from `output_item.added` to `output_item.done`."""
     where: JsonObject = {"item_id": item["id"], "output_index": index}
     started: JsonObject = {**item, **_BEFORE_CONTENT[str(item["type"])]}
-    if item["type"] != "reasoning":
+    if item["type"] not in ("reasoning", "compaction"):
         started["status"] = "in_progress"
     yield {"type": "response.output_item.added", "output_index": index, "item": started}
     if item["type"] == "function_call":
