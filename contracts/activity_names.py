@@ -42,6 +42,8 @@ from contracts.prepare import (
 from contracts.sandbox import (
     CloseSandboxInput,
     CloseSandboxResult,
+    EndStraysInput,
+    EndStraysResult,
     OpenSandboxInput,
     OpenSandboxResult,
     ResumeSandboxInput,
@@ -79,6 +81,7 @@ LOAD_SKILL = ActivityStub("load_skill", LoadSkillInput, LoadSkillResult)
 LIST_MCP_TOOLS = ActivityStub("list_mcp_tools", ListMcpToolsInput, ListMcpToolsResult)
 CALL_MCP_TOOL = ActivityStub("call_mcp_tool", CallMcpToolInput, CallMcpToolResult)
 WRITE_FILES = ActivityStub("write_files", WriteFilesInput, WriteFilesResult)
+END_STRAYS = ActivityStub("end_strays", EndStraysInput, EndStraysResult)
 CLOSE_SANDBOX = ActivityStub("close_sandbox", CloseSandboxInput, CloseSandboxResult)
 
 

@@ -175,6 +175,20 @@ class CloseSandboxResult(Contract):
     image: str | None = None
 
 
+class EndStraysInput(Contract):
+    """End what a provider has of a run beside `sandbox`: what was made for it by calls that ended without an answer."""
+
+    run_id: str
+    provider: str
+    sandbox: SandboxRef | None = None
+
+
+class EndStraysResult(Contract):
+    """How many were ended."""
+
+    ended: int
+
+
 class ResumeSandboxInput(Contract):
     """Let a paused sandbox go on, with all that ran in it."""
 

@@ -130,6 +130,7 @@ def _sandbox(settings: Settings, blobs: BlobStore, queues: Queues) -> list[Crew]
     everything: list[Callable[..., Any]] = [
         sandbox.open_sandbox,
         sandbox.close_sandbox,
+        sandbox.end_strays,
         sandbox.resume_sandbox,
         sandbox.run_shell,
         sandbox.apply_patch,

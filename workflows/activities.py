@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
         CLOSE_SANDBOX,
         COLLECT_OUTPUTS,
         DELIVER_OUTPUTS,
+        END_STRAYS,
         FETCH_FILES,
         FETCH_MANIFEST,
         LIST_MCP_TOOLS,
@@ -78,6 +79,7 @@ _RULES = {
     DELIVER_OUTPUTS.name: _Rule(seconds=6 * 3600, attempts=10),
     COLLECT_OUTPUTS.name: _Rule(seconds=3600, attempts=5, longest_wait=10),
     CLOSE_SANDBOX.name: _Rule(seconds=300, attempts=3, longest_wait=10),
+    END_STRAYS.name: _Rule(seconds=60, attempts=2),
 }
 
 
@@ -90,12 +92,14 @@ async def call(
     seconds: float | None = None,
     attempts: int | None = None,
     on_host: bool = False,
+    within: timedelta | None = None,
     keep: Callable[[Result], None] | None = None,
 ) -> Result:
     """Run one activity to its end, whatever worker it takes.
 
     A cancelled run waits here until the activity has cleaned up (its command is dead). `keep` is given the result first, also
-    when the run is cancelled and has no more use for it: for what must be put away again. Raises ActivityError.
+    when the run is cancelled and has no more use for it: for what must be put away again. `within` is how long a worker may
+    take to take it up; for one on a host it is HOST_LOST. Raises ActivityError.
     """
     rule = _RULES[stub.name]
     try:
@@ -106,7 +110,7 @@ async def call(
             task_queue=queue,
             summary=summary[:200],
             start_to_close_timeout=timedelta(seconds=seconds or rule.seconds),
-            schedule_to_start_timeout=HOST_LOST if on_host else None,
+            schedule_to_start_timeout=HOST_LOST if on_host else within,
             heartbeat_timeout=HEARTBEAT,
             retry_policy=RetryPolicy(
                 initial_interval=timedelta(seconds=1),

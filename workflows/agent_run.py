@@ -84,25 +84,29 @@ class AgentRun:
         if self._wrong is not None:
             raise self._wrong
         try:
-            if self._carried is None:
-                self._carried = await self._prepare(parsed(RunInput, request, "the run's input"))
-                self._carried = await list_tools(self._carried, self._run_id, self._show)
-                await self._workspace.open(self._carried.prepared)
-                self._take_workspace()
-            return await self._work()
-        except (ActivityError, asyncio.CancelledError) as error:
-            if is_cancelled_exception(error):
-                # Whatever was in flight is dead by now. What is left is to put the sandbox away.
-                cancellation_is_seen_to()
-                await self._conclude(RunStatus.CANCELLED, "cancelled", collect=False)
-                raise
-            if not isinstance(error, ActivityError):
-                raise
-            kind, reason = explain_failure(error)
-            result = await self._conclude(RunStatus.FAILED, reason, collect=kind not in LOST)
-            if kind == ErrorType.BAD_INPUT:
-                raise ApplicationError(reason, type=ErrorType.BAD_INPUT, non_retryable=True) from None
-            raise ApplicationError(result.reason or reason, result, type=ErrorType.RUN_FAILED, non_retryable=True) from None
+            try:
+                if self._carried is None:
+                    self._carried = await self._prepare(parsed(RunInput, request, "the run's input"))
+                    self._carried = await list_tools(self._carried, self._run_id, self._show)
+                    await self._workspace.open(self._carried.prepared)
+                    self._take_workspace()
+                return await self._work()
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                raise await self._give_up(error) from None
+        except (ActivityError, asyncio.CancelledError):
+            # Cancelled, wherever it was. Whatever was in flight is dead by now; what is left is to put the sandbox away.
+            cancellation_is_seen_to()
+            await self._conclude(RunStatus.CANCELLED, "cancelled", collect=False)
+            raise
+
+    async def _give_up(self, error: ActivityError) -> ApplicationError:
+        kind, reason = explain_failure(error)
+        result = await self._conclude(RunStatus.FAILED, reason, collect=kind not in LOST)
+        if kind == ErrorType.BAD_INPUT:
+            return ApplicationError(reason, type=ErrorType.BAD_INPUT, non_retryable=True)
+        return ApplicationError(result.reason or reason, result, type=ErrorType.RUN_FAILED, non_retryable=True)
 
     async def _work(self) -> RunResult:
         while True:
@@ -256,8 +260,7 @@ class AgentRun:
         self._update(usage=self._run.usage.plus(usage.model_copy(update={"wall_seconds": 0.0})))
 
     async def _continue_as_new(self) -> None:
-        # Handlers only write things down, so none is ever half done here; this line keeps that true.
-        await workflow.wait_condition(workflow.all_handlers_finished)
+        await workflow.wait_condition(workflow.all_handlers_finished)  # they only write things down: none is ever half done here
         await self._workspace.settle()
         packed = self._run.model_copy(update={**self._desk.pack(), **self._workspace.pack(), **self._children.pack()})
         workflow.continue_as_new(args=[None, packed])
@@ -275,7 +278,7 @@ class AgentRun:
     @property
     def _run(self) -> CarriedRun:
         if self._carried is None:
-            raise ApplicationError("the run is not prepared yet", type=ErrorType.RUN_FAILED, non_retryable=True)
+            raise ApplicationError("not prepared yet", type=ErrorType.RUN_FAILED, non_retryable=True)
         return self._carried
 
     def _update(self, **changes: object) -> CarriedRun:

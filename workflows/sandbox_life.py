@@ -17,13 +17,14 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 from workflows.activities import call, explain_failure
 
 with workflow.unsafe.imports_passed_through():
-    from contracts.activity_names import CLOSE_SANDBOX, OPEN_SANDBOX, RESUME_SANDBOX, ErrorType, Queues
+    from contracts.activity_names import CLOSE_SANDBOX, END_STRAYS, OPEN_SANDBOX, RESUME_SANDBOX, ErrorType, Queues
     from contracts.blob import BlobRef
     from contracts.carried import CarriedRun
     from contracts.prepare import PrepareRunResult
     from contracts.sandbox import (
         CloseSandboxInput,
         CloseSandboxResult,
+        EndStraysInput,
         KeptImage,
         OpenSandboxInput,
         OpenSandboxResult,
@@ -38,6 +39,10 @@ FEW_ATTEMPTS = 5
 minutes, as all that the run has paid for depends on it."""
 END_MARGIN = (5.0, 120.0)
 """A tenth of a sandbox's lifetime, but at least and at most so many seconds before its end, the run moves to another."""
+NOTHING_MADE = frozenset({ErrorType.BAD_INPUT, ErrorType.SANDBOX_STOP})
+"""Failures of making a sandbox after which there is none: the provider has refused it."""
+TAKEN_UP = timedelta(seconds=10)
+"""A run that ends waits no longer for a worker that could end what it does not even know to be there."""
 PAUSED = (
     "The sandbox was paused for a while and goes on. Processes and sessions that were running are still there, but stood still "
     "meanwhile: look before you rely on them."
@@ -62,6 +67,8 @@ class SandboxLife:
         self._is_from_image = False
         self._kept: KeptImage | None = carried.kept_image if carried else None
         self._closing: asyncio.Task[str | None] | None = None
+        self._strays: list[str] = []
+        """Providers that may have made a sandbox of which the run was not told."""
         self._untold: list[str] = list(carried.untold) if carried else []
         self.sandbox: SandboxRef | None = carried.sandbox if carried else None
         self._since: datetime | None = workflow.now() if self.sandbox and not self._is_paused else None
@@ -129,6 +136,7 @@ class SandboxLife:
         self._generation += 1
         self._show(f"making a {spec.provider} sandbox")
         made: list[OpenSandboxResult] = []
+        self._strays.append(spec.provider)
         try:
             await call(
                 OPEN_SANDBOX,
@@ -143,10 +151,30 @@ class SandboxLife:
                 attempts=attempts,
                 keep=made.append,
             )
+        except ActivityError as error:
+            if explain_failure(error)[0] in NOTHING_MADE:
+                self._strays.remove(spec.provider)
+            raise
         finally:
             for opened in made:
+                self._strays.remove(spec.provider)
                 self._begin(opened.sandbox)
+        await self._end_strays()
         return made[0].sandbox
+
+    async def _end_strays(self) -> None:
+        """End what providers have made without an answer that reached the run. What cannot be is tried again at the end."""
+        strays, self._strays = self._strays, []
+        if not strays or not workflow.patched("end-strays"):
+            return
+        for provider in dict.fromkeys(strays):
+            given = EndStraysInput(run_id=self._run_id, provider=provider, sandbox=self.sandbox)
+            try:
+                await call(END_STRAYS, given, queue=self._queues.sandbox, summary=f"end strays at {provider}", within=TAKEN_UP)
+            except ActivityError as error:
+                self._strays.append(provider)
+                if is_cancelled_exception(error):
+                    raise
 
     def _begin(self, sandbox: SandboxRef) -> None:
         self.sandbox, self._since = sandbox, workflow.now()
@@ -165,7 +193,7 @@ class SandboxLife:
             run_id=self._run_id,
             egress=self.egress_log,
             keep=prepared.plan.sandbox.snapshots.native,
-            image=self._take_used_image(),
+            image=self._used_image(),
         )
         results: list[CloseSandboxResult] = []
         what = "put the sandbox away"
@@ -174,6 +202,7 @@ class SandboxLife:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
+            self._strays.append(sandbox.provider)  # it is not known to have ended, and the next one takes its place
         finally:
             # What it was done to is known even when the run is cancelled meanwhile.
             for closed in results:
@@ -184,6 +213,7 @@ class SandboxLife:
 
     def _put_down(self, sandbox: SandboxRef, closed: CloseSandboxResult) -> None:
         self.egress_log = closed.egress
+        self._forget_used_image(closed)
         if closed.paused:
             self._seconds, self._since, self._ends_near, self._is_paused = self.seconds(), None, None, True
         elif closed.image is not None:
@@ -220,20 +250,30 @@ class SandboxLife:
         sandbox = self.sandbox
         if sandbox is None:
             await self._remove_image()
+            await self._end_strays()
             return None
+        # In a task of its own, which a cancellation does not reach: what is asked for here is wanted all the more then.
+        closing = asyncio.create_task(self._close(sandbox))
         try:
-            return await self._close(sandbox)
+            await workflow.wait([closing])
+        except asyncio.CancelledError:
+            await workflow.wait([closing])
+            raise
         finally:
             self._forget()
+        await self._end_strays()
+        return closing.result()
 
     async def _close(self, sandbox: SandboxRef) -> str | None:
-        closing = CloseSandboxInput(sandbox=sandbox, run_id=self._run_id, egress=self.egress_log, image=self._take_used_image())
+        closing = CloseSandboxInput(sandbox=sandbox, run_id=self._run_id, egress=self.egress_log, image=self._used_image())
         try:
             closed = await call(CLOSE_SANDBOX, closing, queue=sandbox.queue, summary="end the sandbox", on_host=True)
             self.egress_log = closed.egress
+            self._forget_used_image(closed)
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
+            self._strays.append(sandbox.provider)
             return explain_failure(error)[1]
         return None
 
@@ -249,19 +289,21 @@ class SandboxLife:
             if is_cancelled_exception(error):
                 raise
 
-    def _take_used_image(self) -> str | None:
+    def _used_image(self) -> str | None:
         """Return the image that the sandbox was made of, which can go with it."""
         kept = self._kept
-        if kept is None or not kept.used:
-            return None
-        self._kept = None
-        return kept.image
+        return kept.image if kept is not None and kept.used else None
+
+    def _forget_used_image(self, closed: CloseSandboxResult) -> None:
+        """Take note that the image that a sandbox was made of went with it."""
+        if self._kept is not None and self._kept.used and not closed.paused:
+            self._kept = None
 
     async def settle(self) -> None:
         """Return when what is left of a lost sandbox has been cleared away, which is done beside making the next."""
         if self._closing is not None:
-            closing, self._closing = self._closing, None
-            await asyncio.gather(closing, return_exceptions=True)
+            await workflow.wait([self._closing])  # unlike `gather`, it does not cancel what it waits for
+            self._closing = None
 
     def _forget(self) -> None:
         self._seconds, self._since, self.sandbox, self._ends_near = self.seconds(), None, None, None

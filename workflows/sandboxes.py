@@ -94,6 +94,9 @@ class Sandboxes(SandboxLife):
         leaving = asyncio.create_task(self._put_away_after(prepared, idle, waiting))
         try:
             return await waiting
+        except asyncio.CancelledError:
+            leaving.cancel()  # the run ends, and its sandbox with it: nothing needs to be stored or kept any more
+            raise
         finally:
             # A sandbox half put away is put away; one that is only going to be stays.
             if not self._is_leaving:

@@ -15,7 +15,7 @@ from activities.heartbeat import Beat, beating, carry_through, is_stopped_by_a_p
 from activities.sandbox.egress_log import keep_egress
 from activities.sandbox.native import make_image, pause, remove_image, resume
 from activities.sandbox.output import decode
-from activities.sandbox.port import InteractiveSandbox, Sandbox, SandboxError
+from activities.sandbox.port import InteractiveSandbox, Sandbox, SandboxError, SandboxProvider
 from activities.sandbox.registry import ProviderRegistry, translate
 from activities.sandbox.shell import ShellCall
 from activities.sandbox.turns import Turns
@@ -23,7 +23,7 @@ from activities.store.blobs import BlobStore
 from activities.tools.patch_activity import patch_workspace
 from activities.tools.shell import read_shell
 from activities.workspace.keeper import WorkspaceKeeper
-from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, OPEN_SANDBOX, RESUME_SANDBOX, RUN_SHELL, Queues
+from contracts.activity_names import APPLY_PATCH, CLOSE_SANDBOX, END_STRAYS, OPEN_SANDBOX, RESUME_SANDBOX, RUN_SHELL, Queues
 from contracts.agent import ShellTool
 from contracts.model import ToolCallInput, ToolCallResult
 from contracts.sandbox import (
@@ -31,6 +31,8 @@ from contracts.sandbox import (
     RUN_LABEL,
     CloseSandboxInput,
     CloseSandboxResult,
+    EndStraysInput,
+    EndStraysResult,
     OpenSandboxInput,
     OpenSandboxResult,
     ResumeSandboxInput,
@@ -90,7 +92,22 @@ class SandboxActivities:
     async def close_sandbox(self, closing: CloseSandboxInput) -> CloseSandboxResult:
         """End the sandbox and everything in it, once the record of its connections is kept; or let its provider keep it."""
         async with beating(), sandbox_errors():
-            return await carry_through(self._close(closing))
+            provider = self._providers.get(closing.sandbox.provider)
+            # A pause may be given up: the run knows the sandbox, and ends it.
+            if closing.keep and await pause(provider, closing.sandbox):
+                return CloseSandboxResult(egress=closing.egress, paused=True)
+            return await carry_through(self._close(provider, closing))
+
+    @activity.defn(name=END_STRAYS.name)
+    async def end_strays(self, given: EndStraysInput) -> EndStraysResult:
+        """End every sandbox that the provider has of a run but the one that the run knows of."""
+        async with beating(), sandbox_errors():
+            provider = self._providers.get(given.provider)
+            there = await provider.list({RUN_LABEL: given.run_id, NAMESPACE_LABEL: activity.info().namespace})
+            strays = [ref for ref in there if given.sandbox is None or ref.id != given.sandbox.id]
+            for ref in strays:
+                await carry_through(provider.kill(ref))
+            return EndStraysResult(ended=len(strays))
 
     @activity.defn(name=RESUME_SANDBOX.name)
     async def resume_sandbox(self, given: ResumeSandboxInput) -> OpenSandboxResult:
@@ -132,10 +149,7 @@ class SandboxActivities:
                 snapshot=await self._snapshot(sandbox, given),
             )
 
-    async def _close(self, closing: CloseSandboxInput) -> CloseSandboxResult:
-        provider = self._providers.get(closing.sandbox.provider)
-        if closing.keep and await pause(provider, closing.sandbox):
-            return CloseSandboxResult(egress=closing.egress, paused=True)
+    async def _close(self, provider: SandboxProvider, closing: CloseSandboxInput) -> CloseSandboxResult:
         image = await make_image(provider, closing.sandbox) if closing.keep else None
         log = await provider.egress_log(closing.sandbox)
         egress = await keep_egress(self._blobs, closing.sandbox, log, closing.egress)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from activities.store.port import ObjectInfo, ObjectStore
+from activities.threads import to_end
 
 _BLOB = re.compile(r"(?:blobs|payloads)/(?:[^/]+/)*([0-9a-f]{64})")
 _CHUNK = 1 << 20
@@ -146,7 +147,7 @@ class CachedStore:
     async def _stream_and_keep(self, key: str) -> AsyncIterator[bytes]:
         path = self._path(key)
         chunks = self._store.stream(key)
-        file = None if path is None else await asyncio.to_thread(self._begin, path)
+        file = None if path is None else await to_end(self._begin, path, undo=_drop_if_any)
         digest, size = hashlib.sha256(), 0
         try:
             async for chunk in chunks:
@@ -229,6 +230,11 @@ def _write(file: BinaryIO, chunk: bytes) -> bool:
     except OSError:
         return False
     return True
+
+
+def _drop_if_any(file: BinaryIO | None) -> None:
+    if file is not None:
+        _drop(file)
 
 
 def _drop(file: BinaryIO) -> None:

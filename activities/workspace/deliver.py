@@ -22,6 +22,7 @@ from activities.heartbeat import Beat, beating
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectExists, StoreError, StoreUnavailable
 from activities.store.source import SourceBucket, SourceObject
+from activities.threads import to_end
 from activities.workspace.sources.bucket import open_bucket, place_of, told
 from contracts.activity_names import DELIVER_OUTPUTS, ErrorType
 from contracts.base import BadInput, canonical_json
@@ -88,7 +89,9 @@ class DeliverActivities:
 
     async def _deliver(self, run_id: str, destination: _Destination, beat: Beat) -> None:
         try:
-            bucket = await asyncio.to_thread(open_bucket, destination.target, self._secrets, destination.prefix)
+            bucket = await to_end(
+                open_bucket, destination.target, self._secrets, destination.prefix, undo=lambda bucket: bucket.close()
+            )
         except BadInput as error:
             destination.missing += [f"{destination.name}: {str(error).lstrip('.')}"]
             return

@@ -23,9 +23,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from activities.store.port import StoreUnavailable
+from activities.threads import to_end
 from activities.workspace.ingest import WHOLE_BYTES, Content
 from activities.workspace.sources.port import TIME_OF_NO_FILE, SourceChanged
-from activities.workspace.threads import to_end
 from contracts.base import BadInput, sha256_hex
 
 KEPT_SECONDS = 24 * 3600

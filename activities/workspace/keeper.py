@@ -16,11 +16,11 @@ from typing import cast
 from activities.sandbox.port import HostSandbox, Sandbox, SandboxGone, SandboxUnavailable
 from activities.sandbox.registry import ProviderRegistry
 from activities.store.blobs import BlobStore
+from activities.threads import to_end
 from activities.workspace.remote_scan import RemoteWorkspace
 from activities.workspace.restore import move_into, restore_tree
 from activities.workspace.scan import HostScanner, Seen
 from activities.workspace.snapshots import Contents, Snapshot, SnapshotStore, entries_of
-from activities.workspace.threads import to_end
 from contracts.sandbox import SandboxRef
 from contracts.snapshot import SnapshotRef
 
@@ -130,9 +130,8 @@ class WorkspaceKeeper:
         excludes: tuple[str, ...],
     ) -> SnapshotRef:
         try:
-            scanner = await asyncio.to_thread(
-                HostScanner, host.workspace, excludes, known.seen, tree.root if tree is not None else None
-            )
+            begin = partial(HostScanner, host.workspace, excludes, known.seen, tree.root if tree is not None else None)
+            scanner = await to_end(begin, undo=HostScanner.close)
         except FileNotFoundError as error:
             raise SandboxGone(f"sandbox {host.ref.id} is gone, and its workspace with it") from error
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from activities.governance.secrets import Secrets
 from activities.store.blobs import BlobStore
+from activities.threads import to_end
 from activities.workspace.sources.bucket import open_bucket, told
 from activities.workspace.sources.port import SourceChanged
 from contracts.base import BadInput
@@ -36,7 +37,7 @@ async def fetch_lazy(
         raise BadInput(f"{path!r} is not in {place}/.caisson-lazy.json; that file lists the paths there are")
     key, version, size = found
     with told(entry):
-        bucket = await asyncio.to_thread(open_bucket, entry, secrets)
+        bucket = await to_end(open_bucket, entry, secrets, undo=lambda bucket: bucket.close())
     read = 0
 
     async def counted() -> AsyncIterator[bytes]:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from activities.store.blobs import BlobStore
 from activities.store.port import ObjectDamaged, StoreUnavailable
+from activities.threads import to_end
 from activities.workspace.packs import Buffer, Wanted, read_frames, unpack_all
-from activities.workspace.threads import to_end
 from activities.workspace.tree import FILE, HARD_LINK, Directory, Entry, Xattrs, walk
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -106,14 +106,14 @@ def test_workflow_modules_stay_inside_the_sandbox() -> None:
 
 
 def test_providers_import_neither_temporal_nor_each_other() -> None:
-    """A provider file knows contracts, the port, the portable sandbox, its own helpers (its name is their prefix) and its SDK."""
+    """A provider file knows contracts, the port, the portable sandbox, threads, its own helpers (by its name), and its SDK."""
     for path in sources("activities/sandbox/providers"):
         own = path.stem.partition("_")[0]
         for name in imports(path):
             assert not name.startswith(("temporalio", "workers", "workflows")), path
             if name.startswith("activities."):
                 prefix = f"activities.sandbox.providers.{own}"
-                assert name in PORT or name.startswith(prefix), f"{path}: {name}"
+                assert name in {*PORT, "activities.threads"} or name.startswith(prefix), f"{path}: {name}"
 
 
 def test_only_settings_reads_the_environment() -> None:

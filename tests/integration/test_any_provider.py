@@ -100,6 +100,7 @@ def activities(stack: Stack, found: Mapping[str, Subject]) -> list[Any]:
         sandbox.open_sandbox,
         sandbox.close_sandbox,
         sandbox.resume_sandbox,
+        sandbox.end_strays,
         sandbox.run_shell,
         sandbox.apply_patch,
         workspace.restore_workspace,

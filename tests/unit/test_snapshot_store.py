@@ -19,7 +19,7 @@ import pytest
 
 from activities.store.local import LocalStore
 from activities.store.port import StoreError
-from activities.workspace.threads import to_end
+from activities.threads import to_end
 from contracts.snapshot import SnapshotRef
 from tests.snapshot_support import Faults, FaultyStore, Picture, Room, picture
 

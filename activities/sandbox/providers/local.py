@@ -35,6 +35,7 @@ from activities.sandbox.providers.local_output import FILES, last_output, record
 from activities.sandbox.providers.local_session import poll
 from activities.sandbox.providers.local_start import Tools, find_tools, start_sandbox
 from activities.sandbox.providers.local_state import Record, StateDirectory
+from activities.threads import to_end
 from contracts.sandbox import JobResult, SandboxLimits, SandboxRef, SandboxSpec
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class LocalSandbox:
         _, (fd,) = await self._client.ask({"op": "read", "path": path})
         try:
             # The sandbox's own file, opened by init behind the sandbox's mounts; it goes on when the sandbox ends.
-            while data := await asyncio.to_thread(os.read, fd, CHUNK):
+            while data := await to_end(os.read, fd, CHUNK):
                 yield data
         finally:
             os.close(fd)
@@ -153,7 +154,7 @@ class LocalSandbox:
         """Look at many workspace paths in one call. Raises FileFault for one that cannot be looked at."""
         reply, (fd,) = await self._client.ask({"op": "look", "paths": list(paths), "max_bytes": max_bytes})
         try:
-            return await asyncio.to_thread(views_with_data, reply["entries"], reply["lengths"], fd)
+            return await to_end(views_with_data, reply["entries"], reply["lengths"], fd)
         finally:
             os.close(fd)
 
@@ -174,7 +175,7 @@ class LocalSandbox:
         items: list[Change] = [
             {"path": item.path, "length": None if item.data is None else len(item.data), "mode": item.mode} for item in changes
         ]
-        fd = await asyncio.to_thread(in_memory, "content", b"".join(item.data or b"" for item in changes))
+        fd = await to_end(in_memory, "content", b"".join(item.data or b"" for item in changes), undo=os.close)
         try:
             await self._client.ask({"op": operation, "changes": items}, [fd])
         finally:

@@ -42,7 +42,7 @@ _log = structlog.stdlib.get_logger("caisson.mcp")
 @contextlib.asynccontextmanager
 async def stdio_streams(connection: Connection, line: Line) -> AsyncIterator[tuple[Reading, Writing]]:
     """Start a server, and end it with all of its children. Raises OSError when it cannot be started."""
-    home = await asyncio.to_thread(tempfile.mkdtemp, prefix="caisson-mcp-")
+    home = tempfile.mkdtemp(prefix="caisson-mcp-")
     try:
         process = await _start(connection, home)
         server = _Server(process, connection, line)

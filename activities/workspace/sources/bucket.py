@@ -13,6 +13,7 @@ from activities.governance.secrets import Secrets
 from activities.store.port import ObjectChanged, ObjectMissing, StoreDenied, StoreError, StoreUnavailable
 from activities.store.remote import Bucket
 from activities.store.source import BucketSource, SourceBucket, SourceObject
+from activities.threads import to_end
 from activities.workspace.fetch_spool import RunSpool, identity_of
 from activities.workspace.ingest import Content
 from activities.workspace.sources.port import Bound, Found, SourceChanged
@@ -184,7 +185,7 @@ class BucketFiles:
 
     async def _bucket(self) -> OpenBucket:
         if self._opened is None:
-            self._opened = await asyncio.to_thread(self._opens)
+            self._opened = await to_end(self._opens, undo=lambda bucket: bucket.close())
         return self._opened
 
     async def _list(self, bucket: SourceBucket) -> AsyncIterator[tuple[str, SourceObject]]:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from activities.threads import to_end
 from activities.workspace.host_files import OPEN_DIRECTORY, OPEN_FILE, open_below
 from activities.workspace.ingest import Content
 from activities.workspace.scan import MAX_DEPTH
 from activities.workspace.sources.port import Bound, Found, SourceChanged
 from activities.workspace.sources.select import Selection
-from activities.workspace.threads import to_end
 from contracts.base import BadInput
 from contracts.manifest import LocalEntry
 
