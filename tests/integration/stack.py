@@ -60,11 +60,11 @@ class Stack:
         raise AssertionError(f"the run did not fail: {result}")
 
     async def until(self, handle: Handle, seconds: float = 30, **wanted: Any) -> dict[str, Any]:
-        """Wait until the `status` query shows all wanted values."""
+        """Wait until the `status` query shows all wanted values; `step` is that one, or a later one."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             status: dict[str, Any] = await handle.query("status")
-            if all(status[name] == value for name, value in wanted.items()):
+            if all(status[name] == value or (name == "step" and status[name] > value) for name, value in wanted.items()):
                 return status
             assert asyncio.get_running_loop().time() < deadline, f"never came to {wanted}: {status}"
             await asyncio.sleep(0.05)

@@ -227,4 +227,4 @@ async def test_many_commands_leak_nothing(local: Local) -> None:
     assert after[0] <= before[0] + 1
     assert after[1] <= before[1]
     assert after[2] - before[2] < 3 << 20
-    assert len((await local.text("ls -d /proc/[0-9]*")).split()) <= 4
+    assert len((await local.text("echo /proc/[0-9]*")).split()) <= 4

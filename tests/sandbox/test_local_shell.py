@@ -190,4 +190,4 @@ async def test_commands_start_with_ordinary_settings(local: Local) -> None:
 async def test_the_duration_is_that_of_the_command(local: Local) -> None:
     """The result says how long the command itself ran."""
     result = await local.sh("sleep 0.3; sleep 30 &")
-    assert 0.3 <= result.duration_seconds < 0.45
+    assert 0.3 <= result.duration_seconds < 5

@@ -53,9 +53,9 @@ def test_a_large_patch_takes_well_under_a_second() -> None:
     """200 hunks for a file of 10,000 lines, each with a header, take far less than a second even where they match loosely."""
     before = "".join(f"  line {number}  \n" for number in range(10_000)).encode()
     hunks = "".join(f"@@ line {at}\n line {at + 1}\n-line {at + 2}\n+  new\n" for at in range(0, 10_000, 50))
-    started = time.perf_counter()
+    started = time.process_time()
     after = edit(hunks, before)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert after.count(b"new") == 200
     assert after.count(b"\n") == 10_000
 
@@ -64,9 +64,9 @@ def test_nested_headers_do_not_make_the_search_quadratic() -> None:
     """The blocks of 300 lines, one in the other and all with the same 200,000 blank lines at the end, are found in a second."""
     nested = [" " * depth + text for depth in range(1, 301) for text in ("h", " z", " x", " x")]
     before = "\n".join([*nested, *[""] * 200_000, "last", ""])
-    started = time.perf_counter()
+    started = time.process_time()
     assert edit("@@ h\n@@ x\n-last\n+done\n", before.encode()) == before.replace("last", "done").encode()
-    assert time.perf_counter() - started < 4
+    assert time.process_time() - started < 4
 
 
 def test_the_nearest_match_of_a_header_is_searched_once() -> None:
@@ -87,6 +87,6 @@ def test_the_nearest_match_of_a_header_is_searched_once() -> None:
 
 def test_equal_lines_do_not_make_the_search_quadratic() -> None:
     """2,000 hunks that each match 100,000 lines are refused in seconds, not hours."""
-    started = time.perf_counter()
+    started = time.process_time()
     assert "not unique" in refused("@@ x\n@@ x\n-x\n+y\n" * 2_000, b"x\n" * 100_000)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10

@@ -358,6 +358,6 @@ def test_a_glob_of_paths_means_what_a_plain_expression_does(glob: str, path: str
 def test_a_glob_of_many_stars_takes_no_time() -> None:
     """Such as a file's own name may be."""
     glob, path = "*a" * 40 + "b", "a" * 4000
-    started = time.perf_counter()
+    started = time.process_time()
     assert _path_glob(glob).fullmatch(path) is None
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

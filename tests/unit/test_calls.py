@@ -249,9 +249,9 @@ HOSTILE: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_no_answer_keeps_a_worker_busy(case: str) -> None:
     """What a model writes is read in a time that grows with its length, not with the square of it."""
-    started = time.monotonic()
+    started = time.process_time()
     HOSTILE[case]()
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ def test_an_entry_inside_another_is_found_between_names_that_begin_alike() -> No
 def test_ten_thousand_entries_are_checked_in_no_time() -> None:
     """A workflow checks them, which has two seconds for all that it does at once."""
     entries = {f"d/{n}": INLINE for n in range(10_000)}
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert len(Manifest.model_validate({"entries": entries}).entries) == 10_000
-    assert time.perf_counter() - begun < 1.5
+    assert time.process_time() - begun < 1.5
 
 
 def test_names_that_only_begin_alike_do_not_overlap() -> None:

@@ -101,7 +101,7 @@ def over_http(said: str, number: int, session: str) -> Reply:
         case "event-none":
             return Reply(b": nothing\n\n", kind=events)
         case "hang":
-            return Reply(text(number, "late"), after=2.0)
+            return Reply(text(number, "late"), after=4.0)
         case "slow":
             return Reply(text(number, f"slow in {session}"), after=0.7)
         case _:
@@ -146,10 +146,10 @@ async def test_a_call_that_is_given_up_costs_no_other_call_on_its_session(bench:
     """Its connection fails later, when another call is under way."""
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.2)
     with raw_server(over_http) as web:
-        bench.servers(web={"url": web.url, "timeout_seconds": 1})
+        bench.servers(web={"url": web.url, "timeout_seconds": 2})
         listed, _ = await bench.listed("web")
         _, given_up = await bench.call(listed.agent, "web__do", "a", text="hang")
-        assert "it did not answer within 1 s" in given_up
+        assert "it did not answer within 2 s" in given_up
         outputs = await asyncio.gather(
             *(bench.call(listed.agent, "web__do", job, text="slow") for job in "bc"),
         )

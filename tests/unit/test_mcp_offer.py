@@ -128,9 +128,9 @@ def test_schemas_that_lead_to_themselves_take_no_time() -> None:
     """Each is followed once, however often it is named: 400 references would be 400 to the fourth otherwise."""
     again: list[JsonValue] = [{"$ref": "#/$defs/a"} for _ in range(400)]
     own: dict[str, JsonValue] = {"allOf": again, "properties": {"x": {"type": "string"}}}
-    started = time.perf_counter()
+    started = time.process_time()
     made = flattened({"type": "object", "properties": {}, "$defs": {"a": own}, "allOf": again})
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert made["properties"] == {"x": {"type": "string"}}
 
 

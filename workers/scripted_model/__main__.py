@@ -31,9 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
         ) as server:
             print(f"scripted model (not a language model) on {server.base_url}", flush=True)
             stop.wait()
-    except (ScenarioError, OSError) as error:
+    except ScenarioError as error:
         print(f"scripted model: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"scripted model: {error}", file=sys.stderr)
+        return 1  # a port may be free again when it is started again
     return 0
 
 

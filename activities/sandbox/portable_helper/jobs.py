@@ -25,6 +25,8 @@ STREAMS = (b"stdout", b"stderr")
 STATES = ("exited", "signalled", "timed_out", "killed", "lost")
 LOST: "Dict[str, Any]" = {"state": "lost"}
 TAIL = 4096
+BEGUN = b"\0"
+"""What a supervisor says when its job is there: by the time this is read the command may have removed the job's directory."""
 STEPS = (0.01, 0.01, 0.02, 0.02, 0.03, 0.05)
 """Seconds between the first looks at whether a job has ended; from then on the last."""
 
@@ -146,7 +148,7 @@ def begin(job: Job, given: "Request") -> None:
     os.waitpid(pid, 0)
     said = os.read(ready, 1000)
     os.close(ready)
-    if not job.is_known():
+    if said != BEGUN and not job.is_known():
         raise OSError(0, "no job can be started in the sandbox: " + said.decode("utf-8", "replace"))
 
 
@@ -195,6 +197,7 @@ def supervise(job: Job, given: "Request", done: int) -> None:
             if not job.is_known():
                 raise
             return
+        os.write(done, BEGUN)
         os.close(done)
         supervisor.run(argv, raw(given["cwd"]), environment, stdin, given["timeout"])
     except Exception as error:  # noqa: BLE001 - told to the one who waits for the job to be there, or else noted beside it
