@@ -227,7 +227,8 @@ class PrepareActivities:
             return Guidance()
         if not uses_sandbox(spec):
             return Guidance()
-        return (await read_guidance(self._blobs, start.snapshot, spec, again=start.step > 0))[0]
+        goes_on = start.transcript is not None or bool(start.items)
+        return (await read_guidance(self._blobs, start.snapshot, spec, again=goes_on))[0]
 
     async def _as_subagent(self, request: RunInput, link: SubagentLink) -> tuple[RunInput, Checkpoint | None]:
         """Return the request with its role's agent, and the workspace that it starts from. Raises BadInput."""

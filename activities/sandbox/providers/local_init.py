@@ -273,20 +273,20 @@ class Init:
             connection.answer({"running": False})
             return
         connection.wait_in(job.awaiting_gone)
-        with contextlib.suppress(OSError):  # its supervisor may be ending just now, which is what was asked for
-            job.control.send(KILL)
+        job.insist(KILL)
 
     def _keep_limits(self) -> None:
         """End the sandbox at the end of its life, and the jobs that break its other limits."""
         if self.guard is None:
             return
+        for job in self.by_pid.values():
+            job.flush()
         if time.monotonic() >= self.guard.end_by:
             os._exit(0)
         notes, ends = self.guard.look(self.by_pid, self._help)
         orders = [(job, NOTE, note) for job in self.by_pid.values() for note in notes if not job.finished]
         for job, kind, text in [*orders, *((self.by_pid[pid], LIMIT, reason) for pid, reason in ends)]:
-            with contextlib.suppress(OSError):  # its supervisor may be ending just now
-                job.control.send(kind + text.encode())
+            job.insist(kind + text.encode())
             if kind == LIMIT and job.finished:
                 self.guard.notes.append(f"what an earlier command left running was ended: {text}")
 

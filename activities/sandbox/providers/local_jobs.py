@@ -44,6 +44,25 @@ class Job:
         self.gone = False
         self.awaiting_finish: list[Connection] = []
         self.awaiting_gone: list[Connection] = []
+        self.unsent: list[bytes] = []
+        """Orders that found no room beside what was typed before. Each is sent as soon as there is some."""
+
+    def insist(self, order: bytes) -> None:
+        """Give its supervisor an order that must arrive."""
+        if order not in self.unsent:
+            self.unsent.append(order)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what found no room before. A supervisor that is ending needs no orders."""
+        try:
+            while self.unsent:
+                self.control.send(self.unsent[0])
+                del self.unsent[0]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.unsent.clear()
 
 
 class Connection:
