@@ -17,6 +17,7 @@ from activities.json_schemas import validator_of
 from activities.model.shown import shortened
 from activities.model.transcript import Item
 from activities.store.blobs import BlobStore
+from contracts.agent import SKILL_TOOL
 from contracts.base import canonical_json, sha256_hex
 from contracts.blob import INLINE_LIMIT
 from contracts.model import ToolCall
@@ -247,6 +248,8 @@ def summarise(name: str, arguments: Mapping[str, Any]) -> str:
         line = f"session {arguments['session']}: {_said_to_session(arguments)}"
     elif name == "apply_patch" and isinstance(arguments.get("patch"), str):
         line = "apply_patch " + _files_of(arguments["patch"])
+    elif name == SKILL_TOOL and isinstance(arguments.get("name"), str):
+        line = f"load skill {' '.join(arguments['name'].split())}"
     else:
         shown = canonical_json(dict(arguments)).decode() if arguments else ""
         line = f"{name}({shown})"

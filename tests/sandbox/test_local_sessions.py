@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import itertools
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -15,8 +14,6 @@ import pytest
 
 from activities.sandbox.port import Command, InteractiveSandbox, SandboxGone, SessionFault, SessionOutput
 from activities.sandbox.providers.local import MAX_INPUT, LocalProvider
-from activities.sandbox.providers.local_job import INPUT, KILL, NOTE
-from activities.sandbox.providers.local_jobs import Job
 from activities.sandbox.providers.local_wire import HEAD, RING, TOTALS
 from contracts.sandbox import JobResult, JobState
 from tests.sandbox.local_support import Local, make
@@ -396,28 +393,3 @@ async def test_another_worker_goes_on_with_a_session(local: Local, session: Sess
     ended = await session.end()
     assert (ended.exit_code, b"\r\n1\r\n" in ended.stdout) == (0, True)
     assert b"typed" not in ended.stdout
-
-
-def test_an_order_to_end_arrives_behind_whatever_was_typed() -> None:
-    """A supervisor that a busy machine does not let read finds it when it does; lost, the command would run to its own end."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    theirs.setblocking(False)
-    job = Job(1, ours, -1)
-    with pytest.raises(BlockingIOError):
-        while True:
-            ours.send(INPUT + b"x" * MAX_INPUT)
-    job.insist(KILL)
-    job.insist(NOTE + b"a limit")
-    typed = 0
-    while (order := theirs.recv(1 << 20))[:1] == INPUT:
-        typed += 1
-        job.flush()
-    assert typed >= 1
-    assert (order, theirs.recv(100)) == (KILL, NOTE + b"a limit")
-    job.insist(KILL)
-    assert theirs.recv(100) == KILL
-    theirs.close()
-    job.insist(KILL)
-    assert job.unsent == []
-    ours.close()
