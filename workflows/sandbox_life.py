@@ -164,17 +164,17 @@ class SandboxLife:
 
     async def _end_strays(self) -> None:
         """End what providers have made without an answer that reached the run. What cannot be is tried again at the end."""
-        strays, self._strays = self._strays, []
-        if not strays or not workflow.patched("end-strays"):
+        if not self._strays or not workflow.patched("end-strays"):
             return
-        for provider in dict.fromkeys(strays):
+        for provider in dict.fromkeys(self._strays):
             given = EndStraysInput(run_id=self._run_id, provider=provider, sandbox=self.sandbox)
             try:
                 await call(END_STRAYS, given, queue=self._queues.sandbox, summary=f"end strays at {provider}", within=TAKEN_UP)
             except ActivityError as error:
-                self._strays.append(provider)
                 if is_cancelled_exception(error):
                     raise
+            else:
+                self._strays = [other for other in self._strays if other != provider]
 
     def _begin(self, sandbox: SandboxRef) -> None:
         self.sandbox, self._since = sandbox, workflow.now()
@@ -279,7 +279,7 @@ class SandboxLife:
 
     async def _remove_image(self) -> None:
         """Have the image of a sandbox that is gone removed. One that cannot be ends by itself."""
-        kept, self._kept = self._kept, None
+        kept = self._kept
         if kept is None:
             return
         closing = CloseSandboxInput(sandbox=kept.sandbox, run_id=self._run_id, egress=self.egress_log, image=kept.image)
@@ -288,6 +288,7 @@ class SandboxLife:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
+        self._kept = None
 
     def _used_image(self) -> str | None:
         """Return the image that the sandbox was made of, which can go with it."""

@@ -60,7 +60,7 @@ def since_compaction(items: list[Item]) -> list[Item]:
 
 
 def _compaction(tokens: int | None) -> list[dict[str, Any]] | None:
-    return None if tokens is None else [{"type": "compaction", "compact_threshold": tokens}]
+    return None if tokens is None else [{"type": COMPACTION, "compact_threshold": tokens}]
 
 
 def _text_format(schema: dict[str, Any] | None) -> dict[str, Any] | None:

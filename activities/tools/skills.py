@@ -90,7 +90,9 @@ def _front_matter(file: str, text: str) -> dict[str, Any]:
         raise SkillFault(f"{file}: nests too deeply; write it with fewer levels") from None
     except ValueError as error:
         line, _, what = str(error).removeprefix("line ").partition(": ")
-        raise SkillFault(f"{file}:{line}: {printable(what, 300)}" if line.isdecimal() else f"{file}: {error}") from None
+        raise SkillFault(
+            f"{file}:{line}: {printable(what, 300)}" if line.isdecimal() else f"{file}: {printable(str(error), 300)}"
+        ) from None
     if not isinstance(fields, dict):
         raise SkillFault(f"{file}:2: its front matter must be fields: name: ... and description: ..., each on a line")
     return fields

@@ -13,7 +13,7 @@ import pytest
 from contracts.sandbox import SandboxRef, SandboxSpec
 from tests.conformance.subjects import Subject
 from tests.emulators.e2b.control import Box
-from tests.integration.stack import Handle, Stack
+from tests.integration.stack import Handle, Stack, make_stack
 from tests.integration.test_chaos import Crew
 from tests.integration.test_durability import until
 from tests.providers import e2b_support, modal_support
@@ -79,6 +79,16 @@ async def serving_both(stack: Stack, directory: Path) -> AsyncIterator[Away]:
             yield Away(stack, crew, e2b, modal)
         finally:
             await crew.stop()
+
+
+@contextlib.asynccontextmanager
+async def stack_away(state: Path, services: Path) -> AsyncIterator[Away]:
+    """A stack whose only sandbox worker is the one with both emulators."""
+    made = make_stack(state)
+    async with made.dev:
+        await made.dev.running["sandbox-worker"].stop()
+        async with serving_both(made, services) as serving:
+            yield serving
 
 
 async def waiting(away: Away, provider: str, is_away: Callable[[], bool], run_id: str | None = None, **sandbox: Any) -> Handle:

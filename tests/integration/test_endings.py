@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from tests.integration.away_support import Away, allow, serving_both
+from tests.integration.away_support import Away, allow, stack_away
 from tests.integration.helpers import scheduled
-from tests.integration.stack import Handle, make_stack
+from tests.integration.stack import Handle
 from tests.integration.test_durability import until
 
 E2B = {"sandbox": {"provider": "e2b"}}
@@ -21,11 +21,8 @@ BUSY = {"code": "unavailable", "message": "busy"}
 @pytest.fixture(scope="module")
 async def away(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Away]:
     """One for all tests, each of which leaves nothing at either service."""
-    made = make_stack(tmp_path_factory.mktemp("endings"))
-    async with made.dev:
-        await made.dev.running["sandbox-worker"].stop()
-        async with serving_both(made, tmp_path_factory.mktemp("services")) as serving:
-            yield serving
+    async with stack_away(tmp_path_factory.mktemp("endings"), tmp_path_factory.mktemp("services")) as serving:
+        yield serving
 
 
 @pytest.fixture(autouse=True)

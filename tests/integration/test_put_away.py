@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from grpclib.const import Status
 
-from tests.integration.away_support import Away, allow, serving_both, waiting
+from tests.integration.away_support import Away, allow, stack_away, waiting
 from tests.integration.helpers import failed_tasks, last_request, outputs_of, scheduled
-from tests.integration.stack import Handle, Stack, make_stack
+from tests.integration.stack import Handle, Stack
 from tests.integration.test_chaos import sandbox_of
 from tests.integration.test_durability import artifact, until
 from tests.integration.test_recovery import notes_of
@@ -20,11 +20,8 @@ from tests.integration.test_recovery import notes_of
 @pytest.fixture(scope="module")
 async def away(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Away]:
     """One for all tests, each of which leaves nothing at either service."""
-    made = make_stack(tmp_path_factory.mktemp("away"))
-    async with made.dev:
-        await made.dev.running["sandbox-worker"].stop()
-        async with serving_both(made, tmp_path_factory.mktemp("services")) as serving:
-            yield serving
+    async with stack_away(tmp_path_factory.mktemp("away"), tmp_path_factory.mktemp("services")) as serving:
+        yield serving
 
 
 async def done(stack: Stack, handle: Handle, step: int = 2) -> tuple[dict[str, Any], str]:
